@@ -1,0 +1,3 @@
+module overmind-fs
+
+go 1.26
