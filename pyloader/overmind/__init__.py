@@ -1,0 +1,5 @@
+"""overmind-fs: load a PyTorch model once, map it into every later process. See :mod:`overmind.api`."""
+
+from __future__ import annotations
+
+__version__ = '0.1.0'

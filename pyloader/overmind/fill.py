@@ -1,0 +1,226 @@
+"""A miss: call the real loader, write what came out of it into a staged entry, and publish that."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from overmind import chance
+from overmind.errors import Bypass, StoreError, Unpicklable
+from overmind.key import inputs, versions
+from overmind.key.lookup import LookupKey
+from overmind.manifest import Arena, Manifest, Source, encode
+from overmind.references import References
+from overmind.restore import restore
+from overmind.statistics import Load
+from overmind.store import Lock, Staging, Store
+
+Call = Callable[[], Any]
+
+
+@dataclass(slots=True)
+class Written:
+    """The real object, and what keeps its memory alive until the copy is made."""
+
+    manifest: Manifest
+    structure: bytes
+    plans: list[Any]
+    keep: list[Any]
+
+
+class Fill:
+    """One fill under the lock of its id. ``result`` is the real loader's object as soon as there is one.
+
+    Whatever goes wrong with the cache is raised as Bypass or StoreError, and ``result`` is then what the user gets.
+    """
+
+    def __init__(self, store: Store, references: References, load: Load, patched: bool) -> None:
+        self.result: Any = None
+        self.loaded = False
+        self._store, self._references, self._stats, self._patched = store, references, load, patched
+
+    def run(self, call: Call, key: LookupKey, rekey: Callable[[], LookupKey]) -> Any:
+        """Call the loader and cache its result; returns the object rebuilt from the new entry."""
+        before, arguments = chance.states(), self._references.state()
+        start = time.perf_counter()
+        recorder = inputs.Recorder(key.paths)
+        with recorder:
+            self.result = call()
+            self.loaded = True
+        loaded = time.perf_counter()
+        self._stats.seconds['load'] = loaded - start
+        if recorder.changed:
+            raise Bypass(f'an input changed while it was loaded: {recorder.changed}')
+        if self._references.state() != arguments:
+            raise Bypass('the loader changed an object that was passed to it')
+        written = self._write(key, recorder, loaded - start)
+        if self._patched:
+            self._refuse_chance(call, before, written)
+        lock = None
+        try:
+            if key.hub_unresolved:
+                key, lock = self._again(key, rekey)
+                written.manifest.id, written.manifest.key = key.id, _facts(key)
+            return self._publish(key.id, written)
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _again(self, key: LookupKey, rekey: Callable[[], LookupKey]) -> tuple[LookupKey, Lock | None]:
+        """A hub name that was not in the local cache has a commit now, and with it another key."""
+        new = rekey()
+        if new.id == key.id:
+            return key, None
+        lock = self._store.lock(new.id, 0, lambda: None)
+        if lock is None:
+            raise Bypass('another process fills the same entry')
+        return new, lock
+
+    def _write(self, key: LookupKey, recorder: inputs.Recorder, seconds: float) -> Written:
+        from overmind import arena
+        from overmind.naming import name_tensors
+        from overmind.structure.pickler import dumps
+        from overmind.structure.table import Table
+
+        start = time.perf_counter()
+        table = Table()
+        structure, modules = dumps(self.result, table, self._references.targets())
+        name_tensors(self.result, table)
+        regions, places, keep = table.place()
+        groups: dict[str, list[int]] = {}
+        for i, r in enumerate(regions):
+            groups.setdefault(r.component or 'model', []).append(i)
+        plans = [arena.plan(name, [regions[i] for i in members], members) for name, members in groups.items()]
+        at = {region: (n, offset) for n, p in enumerate(plans) for region, offset in p.offsets.items()}
+        sources = {s.path: s for s in [*recorder.sources(), *map(_source, modules.values())]}
+        t = type(self.result)
+        manifest = Manifest(
+            id=key.id,
+            class_name=f'{t.__module__}.{t.__qualname__}',
+            model_name=key.model_name,
+            loader=key.loader,
+            scope=key.scope,
+            created_ns=time.time_ns(),
+            fill_seconds=seconds,
+            arenas=[Arena(p.name, p.nbytes) for p in plans],
+            storages=table.storage_rows(places, at),
+            storage_names=_storage_names(regions, places, len(groups) > 1),
+            tensors=table.rows,
+            dims=table.dims,
+            dtypes=table.dtypes,
+            devices=table.devices,
+            structure_nbytes=len(structure),
+            key=_facts(key),
+            sources=list(sources.values()),
+            listings=recorder.listings(),
+            distributions=versions.used(),
+            modules=list(modules.items()),
+        )
+        self._stats.seconds['pickle'] = time.perf_counter() - start
+        self._stats.nbytes = sum(p.nbytes for p in plans)
+        return Written(manifest, structure, plans, [table, keep])
+
+    def _refuse_chance(self, call: Call, before: dict[str, Any], first: Written) -> None:
+        """Only for loads that moved a random state: again under another seed, and every byte must agree."""
+        after = chance.states()
+        moved = chance.moved(before, after)
+        if not moved:
+            return
+        from overmind.structure.pickler import dumps
+        from overmind.structure.table import Table
+
+        try:
+            chance.reseed()
+            other = call()
+            table = Table()
+            try:
+                structure, _ = dumps(other, table, self._references.targets())
+            except Unpicklable as e:
+                raise Bypass(str(e)) from e
+            mine: Table = first.keep[0]
+            same = structure == first.structure and len(mine.storages) == len(table.storages)
+            if not same or any(not _equal(a, b) for a, b in zip(mine.storages, table.storages, strict=True)):
+                raise Bypass(f'the result depends on chance (it moved the random state of {", ".join(moved)})')
+        finally:
+            chance.restore(after)
+
+    def _publish(self, id: str, written: Written) -> Any:
+        try:
+            with self._store.stage(id) as staging:
+                return self._fill(staging, written)
+        except OSError as e:
+            raise self._store.explain(e) from e
+
+    def _fill(self, staging: Staging, written: Written) -> Any:
+        import overmind_cext
+
+        start = time.perf_counter()
+        for plan in written.plans:
+            fd = staging.arena(plan.name, plan.nbytes)
+            try:
+                overmind_cext.write_arena(fd, plan.nbytes, plan.header, plan.pieces, mapped=not self._store.copy)
+            finally:
+                os.close(fd)
+        copied = time.perf_counter()
+        self._stats.seconds['copy'] = copied - start
+        staging.write('structure.pkl', written.structure)
+        staging.write('manifest', encode(written.manifest))
+        entry = staging.reopen()
+        try:
+            result = self._check(entry)
+        finally:
+            entry.close()
+        rebuilt = time.perf_counter()
+        staging.commit()
+        self._stats.seconds['commit'] = time.perf_counter() - rebuilt
+        return result
+
+    def _check(self, entry: Any) -> Any:
+        """What cannot be rebuilt is found before anybody else meets it.
+
+        The rebuilt object is the one to return, so that this process shares memory too; but not from a device, where
+        there would be two copies.
+        """
+        on_host = all(d == 'cpu' for d in entry.manifest.devices)
+        if not on_host:
+            entry.manifest.devices = ['cpu'] * len(entry.manifest.devices)
+        try:
+            result = restore(entry, self._references, self._stats.seconds)
+        except StoreError:
+            raise
+        except Exception as e:
+            raise Unpicklable(f'the object cannot be rebuilt: {type(e).__name__}: {e}') from e
+        return result if on_host else self.result
+
+
+def _equal(a: Any, b: Any) -> bool:
+    import torch
+
+    if a.nbytes() != b.nbytes():
+        return False
+    x, y = (torch.empty(0, dtype=torch.uint8, device=s.device).set_(s) for s in (a, b))
+    return bool(torch.equal(x, y))
+
+
+def _facts(key: LookupKey) -> list[tuple[str, str]]:
+    return [('digest', key.digest), *key.facts]
+
+
+def _source(path: str) -> Source:
+    st = os.stat(path)
+    return Source(path, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_ino)
+
+
+def _storage_names(regions: list[Any], places: list[tuple[int, int]], several: bool) -> list[str]:
+    """For storages that are a whole named region; what has no name is shown by its number alone."""
+    names = []
+    for at, offset in places:
+        r = regions[at] if at >= 0 else None
+        if r is None or offset or r.name.startswith('storage.'):
+            names.append('')
+        else:
+            names.append(f'{r.component}.{r.name}' if several and r.component else r.name)
+    return names

@@ -1,0 +1,215 @@
+"""Objects that came from the cache and are passed to another load.
+
+They enter the key by a token, and in the pickled result they, and what hangs below them, are replaced by a reference
+(argument, path); a later load puts the caller's own object there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import pickle
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from overmind.errors import Bypass
+
+Path = tuple[str, ...]
+
+
+class Registry:
+    """Which objects of this process came from which entry. Holds them weakly."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+    def add(self, obj: Any, origin: str) -> None:
+        """Remember obj and the components below it as results of an entry."""
+        for path, part in _components(obj):
+            key = id(part)
+
+            def forget(_: Any, key: int = key) -> None:
+                self._known.pop(key, None)
+
+            try:
+                ref = weakref.ref(part, forget)
+            except TypeError:
+                continue
+            with self._lock:
+                self._known[key] = (ref, f'{origin}{path}')
+
+    def token(self, obj: Any) -> str | None:
+        """What stands for obj in a key, or None if it did not come from the cache.
+
+        A loader sees the configuration of what it is given (a pipeline takes its scale factor from the VAE's), so the
+        configuration is part of the token; weights and attributes are not, since the result only refers to them.
+        """
+        known = self._known.get(id(obj))
+        if known is not None and known[0]() is obj:
+            return f'{known[1]}:{_configuration(obj)}'
+        return self._container(obj)
+
+    def _container(self, obj: Any) -> str | None:
+        """A module without tensors of its own whose children all came from the cache, such as MultiControlNetModel."""
+        torch = sys.modules.get('torch')
+        if torch is None or not isinstance(obj, torch.nn.Module):
+            return None
+        children = list(obj.named_children())
+        if not children or obj._parameters or obj._buffers:
+            return None
+        tokens = [(name, self.token(child)) for name, child in children]
+        if any(t is None for _, t in tokens):
+            return None
+        return f'{type(obj).__module__}.{type(obj).__qualname__}({tokens})'
+
+
+def _components(obj: Any) -> Iterator[tuple[str, Any]]:
+    """The object itself and the parts of it that people pass to other loaders."""
+    yield '', obj
+    if isinstance(obj, dict):
+        parts: Any = obj.items()
+    elif isinstance(obj, (list, tuple)):
+        parts = enumerate(obj)
+    elif hasattr(type(obj), 'components') and hasattr(type(obj), 'register_modules'):
+        parts = obj.components.items()
+    elif hasattr(obj, 'tokenizer') or hasattr(obj, 'image_processor') or hasattr(obj, 'feature_extractor'):
+        names = ('model', 'tokenizer', 'image_processor', 'feature_extractor', 'processor')
+        parts = [(n, getattr(obj, n, None)) for n in names]
+    else:
+        return
+    for name, part in parts:
+        if part is not None and not isinstance(part, (str, bytes, int, float)):
+            yield f'/{name}', part
+
+
+def _configuration(obj: Any) -> str:
+    config = getattr(obj, 'config', None)
+    if config is None:
+        return ''
+    try:
+        facts = config.to_dict() if hasattr(config, 'to_dict') else dict(config)
+        return hashlib.sha256(repr(sorted((str(k), repr(v)) for k, v in facts.items())).encode()).hexdigest()[:16]
+    except Exception as e:
+        raise Bypass(f'the configuration of {type(obj).__qualname__} cannot be read: {type(e).__name__}: {e}') from e
+
+
+def arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by parameter name, however the call was written."""
+    try:
+        bound = inspect.signature(fn).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return {**{str(i): a for i, a in enumerate(args)}, **kwargs}
+    out: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            out.update(value)
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            out.update((f'{name}[{i}]', v) for i, v in enumerate(value))
+        else:
+            out[name] = value
+    return out
+
+
+class References:
+    """The arguments of one call that came from the cache, by their place in it."""
+
+    def __init__(self, registry: Registry, named: dict[str, Any]) -> None:
+        self._registry = registry
+        self.objects: dict[Path, Any] = {}
+        for name, value in named.items():
+            self._find(value, (name,), 0)
+
+    def _find(self, value: Any, at: Path, depth: int) -> None:
+        if value is None or isinstance(value, (str, bytes, int, float)) or depth > 8:
+            return
+        if isinstance(value, dict):
+            for k, v in value.items():
+                self._find(v, (*at, repr(k)), depth + 1)
+        elif isinstance(value, (list, tuple)):
+            for i, v in enumerate(value):
+                self._find(v, (*at, str(i)), depth + 1)
+        elif self._registry.token(value) is not None:
+            self.objects[at] = value
+
+    def targets(self) -> tuple[dict[int, tuple[Path, str]], dict[int, tuple[Path, str]]]:
+        """Everything that a result may refer to: by id of the object, and by address of the storage."""
+        torch = sys.modules.get('torch')
+        objects: dict[int, tuple[Path, str]] = {}
+        storages: dict[int, tuple[Path, str]] = {}
+        for at, obj in self.objects.items():
+            objects[id(obj)] = (at, '')
+            if torch is None or not isinstance(obj, torch.nn.Module):
+                continue
+            for name, module in obj.named_modules():
+                objects.setdefault(id(module), (at, f'm:{name}'))
+                for kind, tensors in (('p', module._parameters), ('b', module._buffers)):
+                    for key, tensor in tensors.items():
+                        if tensor is not None:
+                            path = f'{kind}:{name}.{key}' if name else f'{kind}:{key}'
+                            objects.setdefault(id(tensor), (at, path))
+                            address = _address(tensor)
+                            if address:
+                                storages.setdefault(address, (at, path))
+        return objects, storages
+
+    def resolve(self, at: Path, path: str) -> Any:
+        """The object that a reference means, in this call. Raises KeyError or AttributeError if it is not there."""
+        obj = self.objects[at]
+        kind, _, name = path.partition(':')
+        if not kind:
+            return obj
+        if kind == 'm':
+            return obj.get_submodule(name)
+        return obj.get_parameter(name) if kind == 'p' else obj.get_buffer(name)
+
+    def state(self) -> dict[Path, Any]:
+        """What a loader could change in the arguments; compare before and after."""
+        return {at: _state(obj) for at, obj in self.objects.items()}
+
+
+def _address(tensor: Any) -> int:
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def _state(obj: Any) -> Any:
+    torch = sys.modules.get('torch')
+    if torch is not None and isinstance(obj, torch.nn.Module):
+        tree = {}
+        for name, module in obj.named_modules():
+            own = {k: _value(v) for k, v in vars(module).items() if k not in ('_parameters', '_buffers', '_modules')}
+            tensors = {
+                k: (id(t), getattr(t, '_version', None), _address(t), t.requires_grad)
+                for d in (module._parameters, module._buffers)
+                for k, t in d.items()
+                if t is not None
+            }
+            tree[name] = (id(module), type(module), own, tensors)
+        return tree
+    try:
+        return hashlib.sha256(pickle.dumps(obj)).hexdigest()
+    except Exception:
+        return _value(vars(obj)) if hasattr(obj, '__dict__') else id(obj)
+
+
+def _value(v: Any, depth: int = 0) -> Any:
+    """A comparable picture of an attribute: by content where that is cheap and sure, else by identity."""
+    if v is None or isinstance(v, (str, bytes, int, float, complex, type)):
+        return v
+    if depth < 6:
+        if isinstance(v, dict):
+            return [(str(k), _value(x, depth + 1)) for k, x in v.items()]
+        if isinstance(v, (list, tuple)):
+            return [_value(x, depth + 1) for x in v]
+        if isinstance(v, (set, frozenset)):
+            return sorted(map(str, v))
+        if hasattr(v, 'to_dict') and not isinstance(v, type):
+            return (id(v), _value(vars(v), depth + 1))
+    return (id(v), getattr(v, '_version', None))

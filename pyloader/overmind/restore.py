@@ -1,0 +1,103 @@
+"""An open entry to the object that it holds: map the arenas, build the tensor table, rebuild the graph."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from overmind.errors import CorruptEntry
+from overmind.manifest.model import PARAMETER, REQUIRES_GRAD, Manifest
+from overmind.references import References
+from overmind.store import OpenEntry
+
+
+def restore(entry: OpenEntry, references: References, seconds: dict[str, float], populate: bool = False) -> Any:
+    """The cached object, its memory private to this process. Adds ``map`` and ``rebuild`` to seconds.
+
+    Raises CorruptEntry where manifest, arenas and structure do not fit together, or whatever importing the classes of
+    the graph raises.
+    """
+    import torch
+
+    from overmind.structure.unpickle import loads
+
+    start = time.perf_counter()
+    manifest = entry.manifest
+    storages = _storages(torch, entry, populate)
+    mapped = time.perf_counter()
+    tensors = _tensors(torch, manifest, storages)
+    table: list[Any] = [None] * (2 * max(len(tensors), len(storages)))
+    table[: 2 * len(tensors) : 2] = tensors
+    table[1 : 2 * len(storages) : 2] = storages
+    result = loads(entry.structure, _lookup(table, references), dict(manifest.modules))
+    seconds['map'] = mapped - start
+    seconds['rebuild'] = time.perf_counter() - mapped
+    return result
+
+
+def _lookup(table: list[Any], references: References) -> Callable[[Any], Any]:
+    def look(pid: Any) -> Any:
+        if type(pid) is int:
+            try:
+                found = table[pid] if pid >= 0 else None
+            except IndexError:
+                found = None
+            if found is None:
+                raise CorruptEntry(f'the structure refers to number {pid} of the table, which is not there')
+            return found
+        try:
+            at, path = pid
+            return references.resolve(at, path)
+        except (KeyError, AttributeError, TypeError, ValueError) as e:
+            raise CorruptEntry(f'the structure refers to {pid!r} of the arguments, which is not there') from e
+
+    return look
+
+
+def _storages(torch: Any, entry: OpenEntry, populate: bool) -> list[Any]:
+    """One UntypedStorage a row. Ranges were checked when the manifest was decoded: torch's slicing clamps silently."""
+    import overmind_cext
+    from torch.utils.dlpack import from_dlpack
+
+    manifest = entry.manifest
+    whole = []
+    for file, fd in zip(manifest.arenas, entry.arenas, strict=True):
+        capsule = overmind_cext.map_arena(fd, file.nbytes, populate=populate, copy=entry.copy)
+        whole.append(from_dlpack(capsule).untyped_storage())
+    out = []
+    for offset, nbytes, arena, device in manifest.storages:
+        s = whole[arena][offset : offset + nbytes] if nbytes else torch.UntypedStorage(0)
+        name = manifest.devices[device]
+        if name != 'cpu':
+            s = torch.UntypedStorage(nbytes, device=name).copy_(s)
+        out.append(s)
+    return out
+
+
+def _tensors(torch: Any, manifest: Manifest, storages: list[Any]) -> list[Any]:
+    """One Tensor or Parameter a row; a template for each dtype and device saves the dispatch of a factory call."""
+    dtypes = [getattr(torch, name, None) for name in manifest.dtypes]
+    if not all(isinstance(d, torch.dtype) for d in dtypes):
+        raise CorruptEntry(f'a dtype among {manifest.dtypes} is unknown to torch {torch.__version__}')
+    templates: dict[tuple[int, int], Any] = {}
+    devices = [row.device for row in manifest.storages]
+    dims, make, parameter = manifest.dims, torch.Tensor._make_subclass, torch.nn.Parameter
+    out: list[Any] = []
+    for offset, at, storage, dtype, ndim, flags, _ in manifest.tensors:
+        device = devices[storage]
+        new = templates.get((dtype, device))
+        if new is None:
+            empty = torch.empty(0, dtype=dtypes[dtype], device=manifest.devices[device])
+            new = templates[dtype, device] = empty.new
+        middle = at + ndim
+        try:
+            t = new().set_(storages[storage], offset, dims[at:middle], dims[middle : middle + ndim])
+        except RuntimeError as e:
+            raise CorruptEntry(f'tensor {len(out)} does not fit its storage: {e}') from e
+        if flags & PARAMETER:
+            t = make(parameter, t, bool(flags & REQUIRES_GRAD))
+        elif flags & REQUIRES_GRAD:
+            t.requires_grad_(True)
+        out.append(t)
+    return out

@@ -1,0 +1,306 @@
+"""Entries of the cache as files: reading, locking, staging and committing (docs/protocol.md).
+
+The same operations work on a mount of the daemon and on a plain directory. A daemon that hangs must not hang the
+program, so every first touch runs in a thread with a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from overmind.errors import CorruptEntry, StoreError
+from overmind.manifest import Manifest, decode
+
+T = TypeVar('T')
+
+MAX_BLOB = 1 << 30
+
+
+def guarded(what: str, seconds: float, work: Callable[[], T]) -> T:
+    """work(), or StoreError when it takes longer than that: a thread in an uninterruptible call cannot be ended."""
+    result: list[T] = []
+    error: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as e:
+            error.append(e)
+
+    thread = threading.Thread(target=run, name='overmind-touch', daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise StoreError(f'{what} did not answer within {seconds:g} s; the daemon hangs')
+    if error:
+        raise error[0]
+    return result[0]
+
+
+@dataclass(slots=True)
+class OpenEntry:
+    """A published or staged entry, held open; the arenas' descriptors are the lease until the mappings have theirs."""
+
+    manifest: Manifest
+    structure: bytes
+    arenas: list[int]
+    owner: int
+    copy: bool = False  # read into private memory: a page-cache mapping would not survive the daemon
+
+    def close(self) -> None:
+        while self.arenas:
+            os.close(self.arenas.pop())
+
+
+@dataclass(slots=True)
+class Lock:
+    """``locks/<id>`` held exclusively."""
+
+    fd: int
+
+    def release(self) -> None:
+        if self.fd >= 0:
+            _held.discard(self.fd)
+            os.close(self.fd)
+            self.fd = -1
+
+
+# A forked child must not keep its parent's locks alive.
+_held: set[int] = set()
+
+
+def _drop_locks_in_child() -> None:
+    for fd in _held:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_drop_locks_in_child)
+
+
+class Store:
+    """One root folder: a mount of the daemon, or a plain directory. deadline is in seconds."""
+
+    def __init__(self, root: str, deadline: float, access: str = 'auto') -> None:
+        self.root = os.path.abspath(root)
+        self.deadline = deadline
+        self._access = access
+        self._checked = False
+        self.is_mount = False
+        self.copy = access == 'read'
+
+    # ---- reading
+
+    def read(self, id: str) -> OpenEntry | None:
+        """The entry, or None where there is none. Raises CorruptEntry or StoreError."""
+        return self._guard(lambda: self._open(f'pipelines/{id}', missing_ok=True))
+
+    def _open(self, folder: str, missing_ok: bool) -> OpenEntry | None:
+        self._check_root()
+        base = os.path.join(self.root, folder)
+        try:
+            data, owner = _read(os.path.join(base, 'manifest'))
+        except FileNotFoundError:
+            if missing_ok:
+                return None
+            raise
+        manifest = decode(data)
+        if manifest.id != os.path.basename(folder):
+            raise CorruptEntry(f'the manifest in {base} is that of {manifest.id!r}')
+        arenas: list[int] = []
+        try:
+            for a in manifest.arenas:
+                fd = os.open(os.path.join(base, 'tensors', a.name), os.O_RDONLY | os.O_CLOEXEC)
+                arenas.append(fd)
+                size = os.fstat(fd).st_size
+                if size != a.nbytes:
+                    raise CorruptEntry(f'{a.name} has {size} bytes, the manifest says {a.nbytes}')
+            structure, _ = _read(os.path.join(base, 'structure.pkl'))
+            if len(structure) != manifest.structure_nbytes:
+                raise CorruptEntry(f'structure.pkl has {len(structure)} bytes, not {manifest.structure_nbytes}')
+        except FileNotFoundError as e:
+            OpenEntry(manifest, b'', arenas, owner).close()
+            if missing_ok and not os.path.exists(os.path.join(base, 'manifest')):
+                return None  # evicted between two opens
+            raise CorruptEntry(f'{e.filename} is missing') from e
+        except BaseException:
+            OpenEntry(manifest, b'', arenas, owner).close()
+            raise
+        return OpenEntry(manifest, structure, arenas, owner, self.copy)
+
+    def _check_root(self) -> None:
+        """Once: is it there, and may its files be mapped?"""
+        if self._checked:
+            return
+        if not os.path.isdir(self.root):
+            raise StoreError(f'{self.root} is not a folder; mount the cache there: overmind-fs mount {self.root}')
+        try:
+            with open(os.path.join(self.root, 'status.json'), 'rb') as f:
+                status = json.load(f)
+            self.is_mount = True
+            if not status.get('passthrough', {}).get('active'):
+                self.copy = True
+        except FileNotFoundError:
+            if not os.path.isdir(os.path.join(self.root, 'pipelines')):
+                _lay_out(self.root)
+        self._checked = True
+
+    def _guard(self, work: Callable[[], T], seconds: float = 0) -> T:
+        try:
+            return guarded(self.root, seconds or self.deadline, work)
+        except OSError as e:
+            raise self.explain(e) from e
+
+    def explain(self, e: OSError) -> StoreError:
+        """What an error of a file operation means to a user, and what to do."""
+        advice = {
+            errno.ENOTCONN: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
+            errno.ECONNABORTED: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
+            errno.ENOSPC: 'no room in the cache; see overmind-fs status, and --max-bytes of overmind-fs mount',
+            errno.EACCES: f'no permission; {self.root} belongs to another user',
+        }
+        text = advice.get(e.errno or 0, f'{e.strerror or e}')
+        return StoreError(f'{e.filename or self.root}: {text}')
+
+    # ---- single flight
+
+    def lock(self, id: str, seconds: float, tick: Callable[[], None]) -> Lock | None:
+        """Wait for the lock of an id at most so many seconds, calling tick now and then; None when time is up."""
+
+        def acquire() -> int:
+            self._check_root()
+            return os.open(os.path.join(self.root, 'locks', id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+        fd = self._guard(acquire)
+        until, pause = time.monotonic() + seconds, 0.001
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        os.close(fd)
+                        return None
+                    tick()
+                    time.sleep(pause)
+                    pause = min(pause * 1.5, 0.05)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+            raise
+        _held.add(fd)
+        return Lock(fd)
+
+    # ---- filling
+
+    @contextlib.contextmanager
+    def stage(self, id: str) -> Iterator[Staging]:
+        """A new staging folder for an id whose lock the caller holds; dropped unless it was committed."""
+        staging = Staging(self, id)
+        self._guard(staging.make)
+        try:
+            yield staging
+        finally:
+            if not staging.committed:
+                with contextlib.suppress(OSError, StoreError):
+                    self._guard(staging.drop, 60)
+
+
+@dataclass(slots=True)
+class Staging:
+    """A fill under way. Every method raises OSError; Store.explain says what it means."""
+
+    store: Store
+    id: str
+    committed: bool = field(default=False, init=False)
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.store.root, 'staging', self.id)
+
+    def make(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.path)
+        os.mkdir(self.path, 0o700)
+        os.mkdir(os.path.join(self.path, 'tensors'), 0o700)
+
+    def arena(self, name: str, nbytes: int) -> int:
+        """A new arena of its final size, open for reading and writing; the caller closes it."""
+        fd = os.open(os.path.join(self.path, 'tensors', name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def write(self, name: str, data: bytes) -> None:
+        fd = os.open(os.path.join(self.path, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, 'wb') as f:
+            f.write(data)
+
+    def reopen(self) -> OpenEntry:
+        """The staged entry as a reader will find it."""
+        if not self.store.is_mount:
+            for folder, _, names in os.walk(self.path):
+                for n in names:
+                    os.chmod(os.path.join(folder, n), 0o444)
+        entry = self.store._guard(lambda: self.store._open(f'staging/{self.id}', missing_ok=False))
+        assert entry is not None
+        return entry
+
+    def commit(self) -> None:
+        """Publish whole or not at all; an older entry of the id is replaced."""
+        target = os.path.join(self.store.root, 'pipelines', self.id)
+        aside = f'{self.path}.old-{os.getpid()}'
+        try:
+            os.rename(self.path, target)
+        except OSError as e:
+            if self.store.is_mount or e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            os.rename(target, aside)
+            os.rename(self.path, target)
+            shutil.rmtree(aside, ignore_errors=True)
+        self.committed = True
+
+    def drop(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _read(path: str) -> tuple[bytes, int]:
+    """Content and owner of a small file, in as few calls as that takes."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        st = os.fstat(fd)
+        if st.st_size > MAX_BLOB:
+            raise CorruptEntry(f'{path} has {st.st_size} bytes, more than {MAX_BLOB}')
+        parts, left = [], st.st_size
+        while left > 0:
+            part = os.read(fd, left)
+            if not part:
+                break
+            parts.append(part)
+            left -= len(part)
+        return b''.join(parts), st.st_uid
+    finally:
+        os.close(fd)
+
+
+def _lay_out(root: str) -> None:
+    """A plain directory becomes a cache: the folders of the protocol, private to the user."""
+    if not set(os.listdir(root)) <= {'pipelines', 'staging', 'locks'}:
+        raise StoreError(f'{root} is neither a mount of overmind-fs nor an empty folder')
+    for name in ('pipelines', 'staging', 'locks'):
+        os.makedirs(os.path.join(root, name), mode=0o700, exist_ok=True)

@@ -1,0 +1,243 @@
+"""Objects to structure.pkl: cloudpickle's C pickler, persistent ids for tensors, reducers for what it gets wrong.
+
+cloudpickle stores by value only what cannot be imported. What is neither is refused: a result that would come back
+nearly right must not be cached.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import torch
+
+from overmind.errors import Unpicklable
+from overmind.references import Path
+from overmind.structure import rebuild, tokenizers
+from overmind.structure.modules import file_of
+from overmind.structure.table import Table, plain
+
+_LOCKS = {type(threading.Lock()): 'lock', type(threading.RLock()): 'rlock', threading.local: 'local'}
+_OPEN = (io.IOBase, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_RECOMPUTING = frozenset({
+    ('torch.nn.utils.weight_norm', 'WeightNorm'),
+    ('torch.nn.utils.spectral_norm', 'SpectralNorm'),
+})  # fmt: skip
+
+Targets = tuple[dict[int, tuple[Path, str]], dict[int, tuple[Path, str]]]
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Fills a :class:`Table`; ``modules`` is then what a fresh process needs to import from files."""
+
+    def __init__(self, out: io.BytesIO, table: Table, targets: Targets, top: Any) -> None:
+        super().__init__(out, protocol=5)
+        self.modules: dict[str, str] = {}
+        self._table, self._top = table, top
+        self._objects, self._addresses = targets
+        self._definitions: dict[int, _Definition] = {}
+        self._seen_modules: set[str] = set()
+        self._merges: Any = None
+        self._plain = {torch.Tensor, torch.nn.Parameter}
+
+    def persistent_id(self, obj: Any) -> Any:
+        found = self._objects.get(id(obj))
+        if found is not None:
+            return found
+        t = type(obj)
+        if t in self._plain:
+            self._refuse_foreign(obj)
+            return 2 * self._table.tensor(obj) if plain(obj) else None
+        if t is torch.UntypedStorage:
+            return self._storage_id(obj)
+        return None
+
+    def _storage_id(self, s: torch.UntypedStorage) -> int:
+        if s.device.type != 'meta' and s.nbytes() and s.data_ptr() in self._addresses:
+            raise Unpicklable('the result holds a view of the memory of an argument')
+        return 2 * self._table.storage(s) + 1
+
+    def _refuse_foreign(self, t: torch.Tensor) -> None:
+        """A tensor over an argument's storage would come back as a copy, cut off from the caller's changes."""
+        if not self._addresses or t.layout is not torch.strided or t.device.type == 'meta':
+            return
+        s = t.untyped_storage()
+        if s.nbytes() and s.data_ptr() in self._addresses:
+            raise Unpicklable('the result holds a view of the memory of an argument')
+
+    def _note(self, name: str | None) -> None:
+        if not isinstance(name, str) or name in self._seen_modules:
+            return
+        self._seen_modules.add(name)
+        path = file_of(name)
+        if path is not None:
+            self.modules[name] = path
+
+    def reducer_override(self, obj: Any) -> Any:
+        t = type(obj)
+        if isinstance(obj, torch.Tensor):
+            return self._tensor(obj, t)
+        reduce = _BY_TYPE.get(t)
+        if reduce is not None:
+            return reduce(obj)
+        if isinstance(obj, (type, types.FunctionType)):
+            return self._named(obj)
+        if isinstance(obj, torch.jit.ScriptModule):
+            return self._script_module(obj, t)
+        if isinstance(obj, torch.nn.Module):
+            return self._module(obj, t)
+        if isinstance(obj, _OPEN) and not isinstance(obj, (io.BytesIO, io.StringIO)):
+            raise Unpicklable(f'{t.__module__}.{t.__qualname__} cannot be kept: it is open in this process')
+        if t.__name__ == 'Tokenizer' and t.__module__ == 'tokenizers':
+            return tokenizers.reduce(obj, self._merges)
+        if '_merges' in getattr(obj, '__dict__', {}):
+            self._merges = obj._merges
+        if t.__name__ == 'ExportedProgram' and t.__module__.startswith('torch.export'):
+            data = io.BytesIO()
+            torch.export.save(obj, data)
+            return rebuild.exported_program, (data.getvalue(),)
+        if isinstance(obj, torch.storage.TypedStorage):
+            return rebuild.typed_storage, (obj._untyped_storage, obj.dtype)
+        return super().reducer_override(obj)
+
+    # ---- classes and functions
+
+    def _named(self, obj: Any) -> Any:
+        module = getattr(obj, '__module__', None)
+        self._note(module)
+        if module == '__main__' and _found_in_main(obj):
+            # One instance for each object: a class refers to itself while it is being written.
+            definition = self._definitions.setdefault(id(obj), _Definition(self, obj))
+            return rebuild.from_main, (obj.__qualname__, definition)
+        return super().reducer_override(obj)
+
+    def definition(self, obj: Any) -> Any:
+        """What cloudpickle makes of a class or function by value."""
+        return super().reducer_override(obj)
+
+    # ---- modules
+
+    def _module(self, obj: Any, t: type) -> Any:
+        self._note(t.__module__)
+        if t.__module__.startswith('torch.export') or '_guards_fn' in obj._modules:
+            raise Unpicklable('the module of an exported program')
+        if 'parametrizations' in obj._modules and t.__name__.startswith('Parametrized'):
+            return rebuild.bare, (t.__bases__[0],), dict(obj.__dict__), None, None, rebuild.set_parametrized
+        hooks = {_weight(h): h for h in obj.__dict__.get('_forward_pre_hooks', {}).values() if _recomputes(h)}
+        stale = {n for n in hooks if isinstance(w := obj.__dict__.get(n), torch.Tensor) and not w.is_leaf}
+        if stale:
+            state = {k: v for k, v in obj.__dict__.items() if k not in stale}
+            again = [hooks[n] for n in sorted(stale)]
+            return rebuild.bare, (t,), (state, again), None, None, rebuild.set_recomputed
+        if any(c.__name__ == 'PreTrainedModel' and c.__module__ == 'transformers.modeling_utils' for c in t.__mro__):
+            parts = obj.__reduce_ex__(4)
+            return (*parts[:3], None, None, rebuild.set_pretrained)
+        return super().reducer_override(obj)
+
+    def _script_module(self, obj: Any, t: type) -> Any:
+        if t is not torch.jit.RecursiveScriptModule or obj is not self._top:
+            raise Unpicklable(f'{t.__qualname__} inside another object would come back as another class')
+        data = io.BytesIO()
+        torch.jit.save(obj, data)
+        return rebuild.script_module, (data.getvalue(),)
+
+    # ---- tensors that are not plain
+
+    def _tensor(self, obj: Any, t: type) -> Any:
+        self._note(t.__module__)
+        if obj.layout is not torch.strided or obj.device.type == 'meta' or obj.is_quantized or obj.is_nested:
+            return NotImplemented
+        if obj.requires_grad and not obj.is_leaf:
+            raise Unpicklable('a tensor that is the result of a computation with gradients')
+        if obj.is_inference():
+            raise Unpicklable('a tensor made in inference mode')
+        if not _owned(t):
+            return NotImplemented
+        state = dict(obj.__dict__)
+        grad = obj.grad if obj.is_leaf else None
+        if obj._backward_hooks:
+            raise Unpicklable('a tensor with gradient hooks')
+        facts = (obj.dtype, obj.storage_offset(), tuple(obj.size()), obj.stride(), obj.requires_grad)
+        flags = torch._utils.get_tensor_metadata(obj)
+        return rebuild.tensor, (t, obj.untyped_storage(), *facts, flags, grad, state)
+
+
+class _Definition:
+    """Stands for a class or function that is to be stored by value; pickled once, by cloudpickle's own reducer."""
+
+    def __init__(self, pickler: Pickler, obj: Any) -> None:
+        self._pickler, self._obj = pickler, obj
+
+    def __reduce__(self) -> Any:
+        return self._pickler.definition(self._obj)
+
+
+def _owned(t: type) -> bool:
+    """Tensor, Parameter and subclasses of Parameter that add only attributes: stock pickling loses the class."""
+    if t is torch.Tensor or t is torch.nn.Parameter:
+        return True
+    stock = (torch.nn.Parameter.__reduce_ex__, torch.Tensor.__reduce_ex__)
+    return (
+        issubclass(t, torch.nn.Parameter)
+        and t.__reduce_ex__ in stock
+        and getattr(t, '__torch_dispatch__', None) is torch.nn.Parameter.__torch_dispatch__
+        and not hasattr(t, '__tensor_flatten__')
+    )
+
+
+def _found_in_main(obj: Any) -> bool:
+    found: Any = sys.modules.get('__main__')
+    for part in obj.__qualname__.split('.'):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+def _weight(hook: Any) -> str:
+    return str(getattr(hook, '_tensor_name', None) or hook.name)
+
+
+def _recomputes(hook: Any) -> bool:
+    t = type(hook)
+    return (t.__module__, t.__name__) in _RECOMPUTING or any(
+        c.__name__ == 'BasePruningMethod' and c.__module__ == 'torch.nn.utils.prune' for c in t.__mro__
+    )
+
+
+def _weak_reference(obj: Any) -> Any:
+    target = obj()
+    return (weakref.ref, (target,)) if target is not None else (rebuild.dead_reference, ())
+
+
+def _script_function(obj: Any) -> Any:
+    raise Unpicklable('a compiled TorchScript function')
+
+
+_BY_TYPE: dict[type, Callable[[Any], Any]] = {
+    **{t: (lambda _, kind=kind: (rebuild.lock, (kind,))) for t, kind in _LOCKS.items()},  # type: ignore[misc]
+    weakref.ref: _weak_reference,
+    weakref.WeakKeyDictionary: lambda d: (rebuild.weak_dict, (type(d), list(d.items()))),
+    weakref.WeakValueDictionary: lambda d: (rebuild.weak_dict, (type(d), list(d.items()))),
+    torch.Generator: lambda g: (rebuild.generator, (str(g.device), g.get_state())),
+    torch.jit.ScriptFunction: _script_function,
+}
+
+
+def dumps(obj: Any, table: Table, targets: Targets) -> tuple[bytes, dict[str, str]]:
+    """The bytes of structure.pkl and the modules that it needs. Raises :class:`Unpicklable`."""
+    out = io.BytesIO()
+    pickler = Pickler(out, table, targets, obj)
+    try:
+        pickler.dump(obj)
+    except Unpicklable:
+        raise
+    except RecursionError as e:
+        raise Unpicklable('the object is nested too deeply') from e
+    except Exception as e:
+        raise Unpicklable(f'{type(e).__name__}: {e}') from e
+    return out.getvalue(), pickler.modules

@@ -1,0 +1,43 @@
+"""structure.pkl to objects: the C unpickler, persistent ids answered from the prebuilt table."""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from overmind.structure.modules import import_from
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, lookup: Callable[[Any], Any], modules: dict[str, str]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._lookup, self._modules = lookup, modules
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._lookup(pid)
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return super().find_class(module, name)
+        except ModuleNotFoundError:
+            if module not in self._modules:
+                raise
+        for known, path in self._modules.items():
+            if known != module and module.startswith(known + '.'):
+                import_from(known, path)
+        import_from(module, self._modules[module])
+        return super().find_class(module, name)
+
+
+def loads(data: bytes, lookup: Callable[[Any], Any], modules: dict[str, str]) -> Any:
+    """Rebuild the graph. The garbage collector is paused: thousands of objects, all of them alive."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _Unpickler(data, lookup, modules).load()
+    finally:
+        if enabled:
+            gc.enable()
