@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from overmind import statistics
@@ -14,6 +12,7 @@ from overmind.errors import Bypass, OvermindError, StoreError, Unkeyable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey, lookup
 from overmind.logs import configure, logger, warn_once
+from overmind.nesting import inside, uncached
 from overmind.references import References, Registry, arguments
 from overmind.settings import Settings, current
 from overmind.statistics import Load
@@ -23,7 +22,6 @@ _registry = Registry()
 _stores: dict[tuple[str, float, str], Store] = {}
 # Calls that could not be cached are not tried again in this process: key digest -> reason.
 _given_up: dict[str, str] = {}
-_filling: contextvars.ContextVar[bool] = contextvars.ContextVar('overmind_filling', default=False)
 
 
 def cached_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], patched: bool = True) -> Any:
@@ -32,7 +30,7 @@ def cached_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     patched says that the program did not ask for the cache itself: an argument that cannot be a key is then no reason
     to warn. Raises what fn raises; with ``OVERMIND_STRICT=1`` also :class:`OvermindError`.
     """
-    if _filling.get():
+    if inside():
         return _nested(fn, args, kwargs)
     settings = current()
     if settings.disabled:
@@ -67,11 +65,8 @@ class _Session:
             return self._without(e)
 
     def _call(self) -> Any:
-        token = _filling.set(True)
-        try:
+        with uncached():
             return self._fn(*self._args, **self._kwargs)
-        finally:
-            _filling.reset(token)
 
     def _without(self, why: OvermindError) -> Any:
         """The real loader's object, one warning, one bypass counted."""
@@ -245,13 +240,3 @@ def _name(fn: Callable[..., Any]) -> str:
     if isinstance(owner, type):
         return f'{owner.__module__}.{owner.__qualname__}.{name.rpartition(".")[2]}'
     return f'{getattr(fn, "__module__", "")}.{name}'
-
-
-@contextlib.contextmanager
-def uncached() -> Iterator[None]:
-    """Within this block nothing goes through the cache."""
-    token = _filling.set(True)
-    try:
-        yield
-    finally:
-        _filling.reset(token)

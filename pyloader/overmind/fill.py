@@ -46,7 +46,7 @@ class Fill:
         """Call the loader and cache its result; returns the object rebuilt from the new entry."""
         before, arguments = chance.states(), self._references.state()
         start = time.perf_counter()
-        recorder = inputs.Recorder(key.paths)
+        recorder = inputs.Recorder(key.paths, ignore=[self._store.root])
         with recorder:
             self.result = call()
             self.loaded = True

@@ -8,8 +8,10 @@ from typing import Any
 
 from overmind.errors import CorruptEntry
 from overmind.manifest.model import PARAMETER, REQUIRES_GRAD, Manifest
+from overmind.nesting import uncached
 from overmind.references import References
 from overmind.store import OpenEntry
+from overmind.structure.constants import constant
 
 
 def restore(entry: OpenEntry, references: References, seconds: dict[str, float], populate: bool = False) -> Any:
@@ -30,7 +32,8 @@ def restore(entry: OpenEntry, references: References, seconds: dict[str, float],
     table: list[Any] = [None] * (2 * max(len(tensors), len(storages)))
     table[: 2 * len(tensors) : 2] = tensors
     table[1 : 2 * len(storages) : 2] = storages
-    result = loads(entry.structure, _lookup(table, references), dict(manifest.modules))
+    with uncached():
+        result = loads(entry.structure, _lookup(table, references), dict(manifest.modules))
     seconds['map'] = mapped - start
     seconds['rebuild'] = time.perf_counter() - mapped
     return result
@@ -46,6 +49,8 @@ def _lookup(table: list[Any], references: References) -> Callable[[Any], Any]:
             if found is None:
                 raise CorruptEntry(f'the structure refers to number {pid} of the table, which is not there')
             return found
+        if type(pid) is tuple and len(pid) == 3 and pid[0] == 'constant':
+            return constant(pid[1], pid[2])
         try:
             at, path = pid
             return references.resolve(at, path)

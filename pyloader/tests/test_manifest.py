@@ -7,9 +7,9 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from overmind.key.inputs import Listing, Source
 
 from overmind.errors import CorruptEntry
+from overmind.key.inputs import Listing, Source
 from overmind.manifest import Arena, Manifest, StorageRow, TensorRow, decode, encode
 
 TEXT = st.text(max_size=20).filter(lambda s: '\0' not in s and s.isprintable())

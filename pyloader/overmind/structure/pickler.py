@@ -20,6 +20,7 @@ import torch
 from overmind.errors import Unpicklable
 from overmind.references import Path
 from overmind.structure import rebuild, tokenizers
+from overmind.structure.constants import constants
 from overmind.structure.modules import file_of
 from overmind.structure.table import Table, plain
 
@@ -40,7 +41,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(out, protocol=5)
         self.modules: dict[str, str] = {}
         self._table, self._top = table, top
-        self._objects, self._addresses = targets
+        self._objects: dict[int, Any] = dict(targets[0])
+        self._addresses = targets[1]
         self._definitions: dict[int, _Definition] = {}
         self._seen_modules: set[str] = set()
         self._merges: Any = None
@@ -96,6 +98,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             raise Unpicklable(f'{t.__module__}.{t.__qualname__} cannot be kept: it is open in this process')
         if t.__name__ == 'Tokenizer' and t.__module__ == 'tokenizers':
             return tokenizers.reduce(obj, self._merges)
+        if hasattr(t, 'register_modules'):
+            self._objects.update(constants(t))
         if '_merges' in getattr(obj, '__dict__', {}):
             self._merges = obj._merges
         if t.__name__ == 'ExportedProgram' and t.__module__.startswith('torch.export'):
@@ -115,11 +119,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             # One instance for each object: a class refers to itself while it is being written.
             definition = self._definitions.setdefault(id(obj), _Definition(self, obj))
             return rebuild.from_main, (obj.__qualname__, definition)
-        return super().reducer_override(obj)
+        return self.definition(obj)
 
     def definition(self, obj: Any) -> Any:
-        """What cloudpickle makes of a class or function by value."""
-        return super().reducer_override(obj)
+        """What cloudpickle makes of a class or function by value; it forgets where a local class was defined."""
+        parts = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(parts, tuple) and len(parts) == 6 and '<locals>' in obj.__qualname__:
+            attributes, slots = parts[2]
+            return (*parts[:2], ({**attributes, '__qualname__': obj.__qualname__}, slots), *parts[3:])
+        return parts
 
     # ---- modules
 
@@ -127,6 +135,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._note(t.__module__)
         if t.__module__.startswith('torch.export') or '_guards_fn' in obj._modules:
             raise Unpicklable('the module of an exported program')
+        if t.__name__ == 'OptimizedModule' or obj.__dict__.get('_compiled_call_impl') is not None:
+            raise Unpicklable('a module that torch.compile has wrapped; cache the module and compile it after the load')
         if 'parametrizations' in obj._modules and t.__name__.startswith('Parametrized'):
             return rebuild.bare, (t.__bases__[0],), dict(obj.__dict__), None, None, rebuild.set_parametrized
         hooks = {_weight(h): h for h in obj.__dict__.get('_forward_pre_hooks', {}).values() if _recomputes(h)}

@@ -1,0 +1,25 @@
+"""Only the extension module; everything else is in pyproject.toml."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "overmind_cext._helper",
+            sources=["src/helper.cpp"],
+            language="c++",
+            extra_compile_args=[
+                "-std=c++17",
+                "-O2",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-fvisibility=hidden",
+                "-pthread",
+            ],
+            extra_link_args=["-pthread"],
+            py_limited_api=True,
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

@@ -1,0 +1,353 @@
+"""The key under which a call's result is looked up, computed before anything is loaded."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import os
+import platform
+import re
+import sys
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from overmind.errors import Unkeyable
+from overmind.key import hub
+from overmind.key.canonical import Encoder, Reference
+from overmind.key.origin import is_first_party
+from overmind.key.wire import pack_all, text
+
+FORMAT = '1'
+
+# Read by the libraries while they load, each found in their sources, and able to change what comes back.
+ENVIRONMENT = (
+    'ACCELERATE_USE_FSDP', 'ACCELERATE_USE_DEEPSPEED', 'FSDP_CPU_RAM_EFFICIENT_LOADING',  # transformers: meta weights
+    'DIFFUSERS_ATTN_BACKEND', 'DIFFUSERS_DISABLE_REMOTE_CODE', 'DIFFUSERS_SDNQ_TRANSFORMERS', '_CHECK_PEFT',
+    'USE_HUB_KERNELS', 'TRANSFORMERS_DISABLE_DEEPGEMM_LINEAR', 'USE_SAFETENSORS', 'USE_TORCH',
+    'TORCH_FORCE_WEIGHTS_ONLY_LOAD', 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', 'TORCH_HOME', 'XLA_USE_BF16',
+    'XLA_DOWNCAST_BF16', 'HF_ENDPOINT', 'HF_MODULES_CACHE',
+)  # fmt: skip
+# With these arguments the rank of the process decides what is loaded.
+_SHARDING = ('tp_plan', 'tp_size', 'device_mesh', 'distributed_config')
+_RANKS = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')
+
+# Arguments of library loaders that say how a file is fetched, never what is in it.
+_FETCHING = frozenset({'token', 'use_auth_token', 'proxies', 'resume_download'})
+_FETCHERS = frozenset({'from_pretrained', 'from_single_file', 'pipeline', 'load_lora_weights'})
+_PROGRESS = frozenset({'load_state_dict_from_url'})
+# Folders that a loader writes to or fetches into: their content is not an input as such.
+_SCRATCH = frozenset({'cache_dir', 'offload_folder', 'offload_dir', 'local_dir'})
+
+_KIND: dict[object, bytes] = {
+    inspect.Parameter.VAR_POSITIONAL: b'*',
+    inspect.Parameter.VAR_KEYWORD: b'k',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LookupKey:
+    """A key and what went into it.
+
+    ``facts`` are names and short readable values in the order in which they were hashed. ``scope`` stays the same when
+    only fingerprints (commits, code, versions) change, so an entry of the same scope replaces an older one. ``paths``
+    are the files and folders among the arguments, and the snapshot folders of hub names.
+    """
+
+    digest: str
+    id: str
+    facts: list[tuple[str, str]]
+    class_name: str
+    model_name: str
+    loader: str
+    scope: str
+    paths: list[str]
+    hub_unresolved: bool
+
+
+@dataclass(slots=True)
+class _Hash:
+    """Facts in order, hashed with their names."""
+
+    parts: list[bytes] = field(default_factory=list)
+    facts: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, name: str, data: bytes, readable: str) -> None:
+        self.parts.append(pack_all(b'=', (text(name), data)))
+        self.facts.append((name, readable))
+
+    def say(self, name: str, value: str) -> None:
+        self.add(name, text(value), value)
+
+    def digest(self) -> str:
+        return hashlib.sha256(b''.join(self.parts)).hexdigest()
+
+
+def lookup(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], reference: Reference) -> LookupKey:
+    """The key of ``fn(*args, **kwargs)``; raises Unkeyable."""
+    while type(fn) is functools.partial:
+        args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func
+    out = _Hash()
+    encoder = Encoder(reference)
+    loader, bound, own = _identify(fn)
+    out.say('key format', FORMAT)
+    out.say('loader', loader)
+    if bound is not None:
+        out.add('bound to', _encode(encoder, 'bound to', bound), _short(bound, encoder))
+    if own:
+        data = _encode(encoder, f'loader {loader}', fn)
+        out.add('code', data, hashlib.sha256(data).hexdigest()[:16])
+
+    mark = len(out.parts)
+    encoder.paths.clear()
+    encoder.names.clear()
+    paths: list[str] = []
+    named = _bind(fn, args, kwargs)
+    dropped = _FETCHING if loader.rpartition('.')[2] in _FETCHERS or loader == 'transformers:pipeline' else frozenset()
+    if loader.rpartition(':')[2] in _PROGRESS:
+        dropped = frozenset({'progress'})
+    first: object = None
+    for i, (kind, name, value) in enumerate(named):
+        if i == 0:
+            first = value
+        if name in dropped and not own:
+            continue
+        before = len(encoder.paths)
+        shown = '(hidden)' if _SECRET.search(name) else _short(value, encoder)
+        out.add(f'argument {name}', kind + _encode(encoder, f'argument {name}', value), shown)
+        if name not in _SCRATCH:
+            paths += encoder.paths[before:]
+    scope_digest = hashlib.sha256(b''.join(out.parts[mark:])).hexdigest()[:12]
+
+    unresolved, repositories = _hub(out, encoder.names, kwargs, first, loader)
+    place = paths[0] if paths else repositories[0].name if repositories else ''
+    paths += [r.snapshot for r in repositories if r.snapshot]
+    _surroundings(out, kwargs)
+
+    class_name = bound.__qualname__ if isinstance(bound, type) else loader.rpartition(':')[2]
+    model_name = _model_name(paths, repositories)
+    digest = out.digest()
+    return LookupKey(
+        digest=digest,
+        id=_identifier(class_name, model_name, digest),
+        facts=out.facts,
+        class_name=class_name,
+        model_name=model_name,
+        loader=loader,
+        scope=f'{loader}|{class_name}|{place}|{scope_digest}',
+        paths=list(dict.fromkeys(paths)),
+        hub_unresolved=unresolved,
+    )
+
+
+def _encode(encoder: Encoder, where: str, value: object) -> bytes:
+    return encoder.encode(value, where)
+
+
+# ---- who is called
+
+
+def _identify(fn: Any) -> tuple[str, Any, bool]:
+    """Qualified name of a loader, what it is bound to, and whether its code is the user's own."""
+    bound = None
+    target = fn
+    if isinstance(fn, types.MethodType):
+        bound, target = fn.__self__, fn.__func__
+    elif not isinstance(fn, (types.FunctionType, type, types.BuiltinFunctionType)) and not _is_callable_name(fn):
+        bound, target = fn, type(fn).__call__
+    elif isinstance(getattr(fn, '__self__', None), type):
+        bound = fn.__self__
+    module, qualname = getattr(target, '__module__', None), getattr(target, '__qualname__', None)
+    if module is None and bound is not None:
+        module = getattr(bound, '__module__', None)
+    if not qualname:
+        raise Unkeyable(f'loader: {type(fn).__qualname__} has no name')
+    scope = getattr(target, '__globals__', None)
+    owner = scope.get('__name__', module) if isinstance(scope, dict) else module
+    own = bool(module and is_first_party(module)) or bool(owner and is_first_party(owner))
+    # A local function of a library may close over anything; its name says too little.
+    return f'{module}:{qualname}', bound, own or '<locals>' in qualname
+
+
+def _is_callable_name(fn: Any) -> bool:
+    return type(fn).__module__ == 'builtins' and hasattr(fn, '__qualname__')
+
+
+# ---- arguments by parameter
+
+_signatures: weakref.WeakKeyDictionary[Any, inspect.Signature | None] = weakref.WeakKeyDictionary()
+
+
+def _signature(fn: Any) -> tuple[inspect.Signature | None, int]:
+    """The signature of a callable, and how many leading parameters it fills itself."""
+    target, skip = (fn.__func__, 1) if isinstance(fn, types.MethodType) else (fn, 0)
+    try:
+        return _signatures[target], skip
+    except KeyError:
+        pass
+    except TypeError:
+        return _inspect(target), skip
+    signature = _signatures[target] = _inspect(target)
+    return signature, skip
+
+
+def _inspect(target: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):
+        return None
+
+
+def _bind(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[bytes, str, Any]]:
+    """Kind, name and value of each argument; the order is the one of the parameters, then of sorted names."""
+    signature, skip = _signature(fn)
+    if signature is None:
+        found = [(b'*', 'args', tuple(args))] if args else []
+        return found + [(b'k', name, kwargs[name]) for name in sorted(kwargs)]
+    try:
+        bound = signature.bind(*(None,) * skip, *args, **kwargs).arguments
+    except TypeError as e:
+        raise Unkeyable(f'the call does not fit {getattr(fn, "__qualname__", fn)}: {e}') from None
+    found = []
+    rest: Mapping[str, Any] = {}
+    for i, (name, parameter) in enumerate(signature.parameters.items()):
+        if name not in bound or i < skip:
+            continue
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            rest = bound[name]
+        else:
+            found.append((_KIND.get(parameter.kind, b'p'), name, bound[name]))
+    return found + [(b'k', name, rest[name]) for name in sorted(rest)]
+
+
+# ---- hub
+
+
+def _hub(
+    out: _Hash, names: list[str], kwargs: Mapping[str, Any], first: object, loader: str
+) -> tuple[bool, list[hub.Repository]]:
+    """Adds the commit of every hub name among the strings; also whether the loader's own name is not in the cache."""
+    folders: list[str] | None = None
+    found: dict[str, hub.Repository] = {}
+    revisions = {'main'}
+    for key in ('revision', 'code_revision', 'custom_revision'):
+        if isinstance(kwargs.get(key), str):
+            revisions.add(kwargs[key])
+    main = kwargs.get('revision') if isinstance(kwargs.get('revision'), str) else 'main'
+    ours = False
+    for value in dict.fromkeys(names):
+        name = hub.repository_name(value)
+        if name is None:
+            continue
+        if folders is None:
+            folders = hub.cache_folders(kwargs.get('cache_dir'))
+        for revision in sorted(revisions):
+            repository = hub.resolve(name, revision, folders)
+            if repository is None:
+                break
+            if revision == main:
+                found[name] = repository
+                ours = ours or (value == first and bool(repository.commit))
+            out.say(f'hub {name}@{revision}', repository.commit)
+    wanted = isinstance(first, str) and first in names and hub.repository_name(first) is not None
+    return wanted and not ours and loader.endswith('.from_pretrained'), list(found.values())
+
+
+# ---- the process
+
+_PLATFORM = (
+    ('python', f'{sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}'),
+    ('machine', f'{platform.machine()} {sys.byteorder}'),
+)
+
+
+def _surroundings(out: _Hash, kwargs: Mapping[str, Any]) -> None:
+    for name, value in _PLATFORM:
+        out.say(name, value)
+    for name, value in _torch_state():
+        out.say(name, value)
+    env = os.environ
+    for name in ENVIRONMENT:
+        if name in env:
+            out.say(f'environment {name}', env[name])
+    if any(kwargs.get(name) is not None for name in _SHARDING) or kwargs.get('device_map') == 'auto':
+        for name in _RANKS:
+            if name in env:
+                out.say(f'environment {name}', env[name])
+    visible = env.get('CUDA_VISIBLE_DEVICES')
+    if visible is not None:
+        # Not which: workers on different GPUs share their entries.
+        out.say('visible GPUs', str(len([x for x in visible.split(',') if x.strip() not in ('', '-1')])))
+
+
+def _torch_state() -> tuple[tuple[str, str], ...]:
+    """Modes of torch that change what a loader makes; the values of a fresh torch where it is not loaded."""
+    torch = sys.modules.get('torch')
+    if torch is None or not hasattr(torch, 'get_default_dtype'):
+        return _FRESH
+    core = torch._C
+    if getattr(core, '_len_torch_dispatch_stack', int)():
+        raise Unkeyable('a torch dispatch mode is active')
+    functions = getattr(core, '_len_torch_function_stack', int)()
+    if functions:
+        for i in range(functions):
+            if type(core._get_function_stack_at(i)).__name__ != 'DeviceContext':
+                raise Unkeyable('a torch function mode is active')
+    device = str(torch.get_default_device()) if functions and hasattr(torch, 'get_default_device') else 'cpu'
+    dtype = str(torch.get_default_dtype()).removeprefix('torch.')
+    grad = 'inference' if torch.is_inference_mode_enabled() else 'on' if torch.is_grad_enabled() else 'off'
+    module = torch.nn.Module
+    building = f'{module.__init__.__qualname__} {module.register_parameter.__qualname__}'
+    return (
+        ('torch default dtype', dtype), ('torch default device', device), ('torch gradients', grad),
+        ('torch module construction', building),  # accelerate's init_empty_weights replaces these
+    )  # fmt: skip
+
+
+_FRESH = (
+    ('torch default dtype', 'float32'), ('torch default device', 'cpu'), ('torch gradients', 'on'),
+    ('torch module construction', 'Module.__init__ Module.register_parameter'),
+)  # fmt: skip
+
+
+# ---- for people
+
+# Facts end up in a file that others may read.
+_SECRET = re.compile(r'token\b|_token|password|secret|api_?key|credential', re.IGNORECASE)
+_UNFIT = re.compile(r'[^A-Za-z0-9._-]+')
+_SNAPSHOT = re.compile(r'.*/models--([^/]+)/snapshots/[^/]+')
+
+
+def _model_name(paths: list[str], repositories: list[hub.Repository]) -> str:
+    if repositories and not (paths and paths[0] != repositories[0].snapshot):
+        return repositories[0].name.rpartition('/')[2]
+    if not paths:
+        return ''
+    match = _SNAPSHOT.fullmatch(paths[0])
+    return match[1].rpartition('--')[2] if match else os.path.basename(paths[0])
+
+
+def _identifier(class_name: str, model_name: str, digest: str) -> str:
+    parts = [_UNFIT.sub('_', part)[:90].strip('._-') for part in (class_name, model_name)]
+    return '-'.join([p for p in parts if p] + [digest[:12]])
+
+
+def _short(value: object, encoder: Encoder) -> str:
+    """A readable form for a report, never for hashing."""
+    if isinstance(value, (str, int, float, bool, type(None))):
+        shown = str(value)
+    elif isinstance(value, type):
+        shown = f'{value.__module__}.{value.__qualname__}'
+    elif isinstance(value, os.PathLike):
+        shown = os.fspath(value)
+    elif isinstance(value, (list, tuple)):
+        shown = '[' + ', '.join(_short(v, encoder) for v in value[:4]) + (', ...]' if len(value) > 4 else ']')
+    elif type(value).__module__ == 'torch':
+        shown = str(value) if type(value).__name__ in ('dtype', 'device') else type(value).__name__
+    else:
+        token = encoder.reference(value)
+        shown = f'{type(value).__name__} {token}' if token else type(value).__name__
+    return shown if len(shown) <= 120 else shown[:117] + '...'

@@ -1,0 +1,61 @@
+"""Whose code a module or a file is: the user's own (first-party), or a library's, which its version identifies."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from functools import lru_cache
+from types import ModuleType
+
+# Wherever this package itself is installed from, its code decides nothing about a result.
+_OURS = frozenset({'overmind', 'overmind_cext'})
+_MARKS = ('/site-packages/', '/dist-packages/')
+
+
+@lru_cache(maxsize=1)
+def library_prefixes() -> tuple[str, ...]:
+    """Real folders of the standard library and of installed distributions, each with a trailing slash."""
+    found = {sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib')}
+    found.update(site.getsitepackages())
+    found.add(site.getusersitepackages())
+    found.add(os.path.dirname(os.__file__))
+    return tuple(sorted({os.path.realpath(p) + '/' for p in found if p}))
+
+
+@lru_cache(maxsize=4096)
+def _folder_is_library(folder: str) -> bool:
+    real = os.path.realpath(folder) + '/'
+    return real.startswith(library_prefixes()) or any(mark in real for mark in _MARKS)
+
+
+def is_library_file(path: str) -> bool:
+    """Whether an absolute path lies in the standard library or in an installed distribution."""
+    return _folder_is_library(os.path.dirname(path))
+
+
+def is_first_party(module: str | ModuleType) -> bool:
+    """Whether a module's code is the user's own. A name that is not loaded counts as the user's: made at run time."""
+    name = module if isinstance(module, str) else module.__name__
+    if name == '__main__':
+        return True
+    top = name.partition('.')[0]
+    if top in _OURS or top in sys.stdlib_module_names:
+        return False
+    if isinstance(module, str):
+        loaded = sys.modules.get(name)
+        if loaded is None:
+            return True
+        module = loaded
+    path = getattr(module, '__file__', None)
+    if isinstance(path, str):
+        return not is_library_file(os.path.abspath(path))
+    folders = list(getattr(module, '__path__', ()))
+    if folders:
+        return not all(_folder_is_library(os.path.abspath(f)) for f in folders)
+    if getattr(module, '__spec__', None) is None:
+        # torch.ops and torch.classes are module objects that a library made.
+        parent = name.rpartition('.')[0]
+        return not (parent and parent in sys.modules and not is_first_party(parent))
+    return False
