@@ -75,7 +75,7 @@ class Progress:
     def _draw(self) -> None:
         try:
             if self._bar is None:
-                from tqdm import tqdm  # type: ignore[import-untyped]
+                from tqdm import tqdm
 
                 form = None if self._total else '{desc} [{elapsed}]'
                 self._bar = tqdm(

@@ -1,0 +1,211 @@
+# What a developer and the checks run. `make` lists the targets; README.md starts with two of them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+WORK := $(abspath $(or $(OVERMIND_WORK),.work))
+export OVERMIND_WORK := $(WORK)
+
+VENV := .venv
+PY := $(VENV)/bin/python
+OLDER := $(or $(OVERMIND_VENVS),$(HOME)/.cache/overmind-fs/venvs)/older
+OLDER_PYTHON := 3.11
+PREFIX ?= /usr/local
+CASES ?= ../shared/cases
+CASES_ARGS ?=
+FUZZTIME ?= 20s
+BENCH_ARGS ?=
+GOLANGCI := 2.15.0
+
+GO_SOURCES := $(shell find cmd fs schema -name '*.go' 2>/dev/null)
+CEXT_SOURCES := $(shell find cext/src cext/overmind_cext cext/setup.py cext/pyproject.toml -type f -not -name '*.so' \
+	-not -path '*__pycache__*' 2>/dev/null)
+
+# An interpreter of a version that works and is new enough; pyenv has names on PATH that do not run.
+PYTHON ?= $(shell for v in python3.11 python3.12 python3.10 python3.13 python3; do \
+	$$v -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$v; break; }; done)
+UV = $(shell command -v uv || ls $(WORK)/uv/bin/uv 2>/dev/null)
+
+##@ Use
+
+.PHONY: help
+help: ## this list
+	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build venv ## one pipeline in three processes: without the cache, first load, second load
+	$(PY) -m integration.demo
+
+.PHONY: install
+install: build ## the daemon to PREFIX/bin, the loader into the active Python environment
+	install -D -m 755 bin/overmind-fs $(DESTDIR)$(PREFIX)/bin/overmind-fs
+	@if [ -n "$${VIRTUAL_ENV:-}" ] && command -v uv >/dev/null; then \
+		set -x; uv pip install --reinstall-package overmind-fs --reinstall-package overmind-cext ./cext ./pyloader; \
+	else \
+		set -x; python3 -m pip install ./cext ./pyloader; \
+	fi
+
+.PHONY: uninstall
+uninstall: ## what install put there
+	rm -f $(DESTDIR)$(PREFIX)/bin/overmind-fs
+	@if [ -n "$${VIRTUAL_ENV:-}" ] && command -v uv >/dev/null; then \
+		set -x; uv pip uninstall overmind-fs overmind-cext; \
+	else \
+		set -x; python3 -m pip uninstall --yes overmind-fs overmind-cext; \
+	fi
+
+##@ Build
+
+.PHONY: build
+build: bin/overmind-fs ## the daemon, bin/overmind-fs
+
+bin/overmind-fs: $(GO_SOURCES) go.mod go.sum | need-go
+	CGO_ENABLED=0 go build -trimpath -o $@ ./cmd/overmind-fs
+
+.PHONY: venv
+venv: $(VENV)/.requirements $(VENV)/.cext $(VENV)/.pyloader ## .venv with everything that the tests load, and the product
+
+$(PY): | need-python need-uv
+	test -x $@ || $(UV) venv --quiet --python $(PYTHON) $(VENV)
+
+$(VENV)/.requirements: integration/requirements.txt | $(PY) need-uv
+	@echo 'installing Python packages (some gigabytes when they are not in the cache of uv)'
+	$(UV) pip install --quiet --python $(PY) -r $<
+	@touch $@
+
+$(VENV)/.cext: $(CEXT_SOURCES) $(VENV)/.requirements | need-compiler
+	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --reinstall-package overmind-cext -e ./cext
+	@touch $@
+
+$(VENV)/.pyloader: pyloader/pyproject.toml $(VENV)/.requirements
+	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --reinstall-package overmind-fs -e ./pyloader
+	@touch $@
+
+.PHONY: venv-older
+venv-older: $(OLDER)/.requirements $(OLDER)/.cext $(OLDER)/.pyloader ## an environment with older libraries, outside of this folder
+
+$(OLDER)/bin/python: | need-uv
+	test -x $@ || $(UV) venv --quiet --python $(OLDER_PYTHON) $(OLDER)
+
+$(OLDER)/.requirements: integration/requirements-older.txt | $(OLDER)/bin/python need-uv
+	@echo 'installing older Python packages (some gigabytes when they are not in the cache of uv)'
+	$(UV) pip install --quiet --python $(OLDER)/bin/python -r $<
+	@touch $@
+
+$(OLDER)/.cext: $(CEXT_SOURCES) $(OLDER)/.requirements | need-compiler
+	$(UV) pip install --quiet --python $(OLDER)/bin/python --no-deps --no-build-isolation \
+		--reinstall-package overmind-cext ./cext
+	@touch $@
+
+$(OLDER)/.pyloader: pyloader/pyproject.toml $(OLDER)/.requirements
+	$(UV) pip install --quiet --python $(OLDER)/bin/python --no-deps --no-build-isolation \
+		--reinstall-package overmind-fs -e ./pyloader
+	@touch $@
+
+.PHONY: generate
+generate: venv ## the accessors of schema/manifest.fbs
+	schema/generate.sh
+
+.PHONY: clean
+clean: ## remove what was built; checkpoints and results stay in $OVERMIND_WORK
+	rm -rf bin cext/build pyloader/build $(VENV)/.cext $(VENV)/.pyloader
+	find cext pyloader integration -name __pycache__ -prune -exec rm -rf {} +
+
+##@ Check
+
+.PHONY: test
+test: lint test-go test-cext test-py test-abi test-e2e test-smoke ## everything below but the benchmark, fuzz and lint-go
+
+.PHONY: lint
+lint: venv check-generated ## gofmt, go vet, ruff, mypy
+	@echo gofmt; unformatted=$$(gofmt -l cmd fs schema); [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted"; exit 1; }
+	go vet ./...
+	$(VENV)/bin/ruff check pyloader integration
+	$(VENV)/bin/ruff format --check integration
+	cd pyloader && ../$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --config-file integration/pyproject.toml integration
+
+.PHONY: check-generated
+check-generated: venv ## that the committed accessors are what the schema gives
+	schema/generate.sh check
+
+.PHONY: test-go
+test-go: | need-go need-compiler ## the daemon, under the race detector
+	go test -race ./...
+
+.PHONY: test-cext
+test-cext: venv ## the C++ helper, also under the address and undefined-behaviour sanitizers
+	cd cext/tests && ../../$(PY) -m pytest -q
+	PYTHON=$(abspath $(PY)) cext/sanitize.sh
+
+.PHONY: test-py
+test-py: venv ## the loader, on a plain directory
+	cd pyloader && ../$(PY) -m pytest
+
+.PHONY: test-abi
+test-abi: | need-uv need-compiler ## one binary of the helper on the oldest and the newest Python and torch
+	PATH="$(dir $(UV)):$$PATH" cext/test_matrix.sh
+
+.PHONY: test-e2e
+test-e2e: build venv ## real mounts, real processes, faults
+	$(PY) -m pytest -c integration/pyproject.toml --rootdir integration integration/tests
+
+.PHONY: test-smoke
+test-smoke: CASES_ARGS := --smoke
+test-smoke: test-cases ## the smoke subset of the acceptance cases
+
+.PHONY: test-cases
+test-cases: build venv ## the acceptance cases in $CASES (default ../shared/cases) on a mount; $CASES_ARGS are theirs
+	@if [ -e "$(CASES)/run.py" ]; then \
+		$(PY) -m integration.cases $(CASES) $(CASES_ARGS); \
+	else \
+		echo "skipped: no acceptance cases in $(CASES) (set CASES to their folder)"; \
+	fi
+
+.PHONY: bench
+bench: build venv ## the true-size pipeline, plain and cached in turn; results in $OVERMIND_WORK/results
+	$(PY) -m integration.bench $(BENCH_ARGS)
+
+.PHONY: bench-check
+bench-check: ## the same, and fail when the promised ratios are not reached
+	$(MAKE) bench BENCH_ARGS='--check $(BENCH_ARGS)'
+
+.PHONY: fuzz
+fuzz: | need-go ## every fuzz target, each for $FUZZTIME (default 20s)
+	@grep -rHoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' cmd fs schema | while IFS=: read -r file target; do \
+		echo "$$file: $${target#func }"; \
+		go test "./$$(dirname "$$file")" -run '^$$' -fuzz "^$${target#func }$$" -fuzztime $(FUZZTIME); \
+	done
+
+.PHONY: lint-go
+lint-go: $(WORK)/bin/golangci-lint-$(GOLANGCI) ## golangci-lint; building it takes some minutes the first time
+	$< run ./...
+
+$(WORK)/bin/golangci-lint-$(GOLANGCI): | need-go
+	GOBIN=$(WORK)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI)
+	mv $(WORK)/bin/golangci-lint $@
+
+# What a machine has to have, each with a message that says what to do.
+
+.PHONY: need-go
+need-go:
+	@command -v go >/dev/null || { echo 'go is missing: install Go 1.26 or newer, https://go.dev/dl' >&2; exit 1; }
+
+.PHONY: need-compiler
+need-compiler: need-python
+	@command -v $${CXX:-g++} >/dev/null || { echo 'g++ is missing: apt-get install g++, or set CXX' >&2; exit 1; }
+
+.PHONY: need-python
+need-python:
+	@[ -n "$(PYTHON)" ] || { echo 'Python 3.10 or newer is missing: set PYTHON' >&2; exit 1; }
+	@$(PYTHON) -c 'import pathlib, sysconfig; assert pathlib.Path(sysconfig.get_path("include"), "Python.h").exists()' \
+		2>/dev/null || { echo 'Python.h is missing for $(PYTHON): apt-get install python3-dev, or set PYTHON' >&2; exit 1; }
+
+.PHONY: need-uv
+need-uv: need-python
+	@[ -n "$(UV)" ] || { echo 'installing uv into $(WORK)/uv'; \
+		$(PYTHON) -m venv $(WORK)/uv && $(WORK)/uv/bin/python -m pip install --quiet uv; }

@@ -1,0 +1,1 @@
+"""What the demo, the benchmark and the tests share: a mounted daemon, and the program under test in new processes."""

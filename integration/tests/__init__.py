@@ -1,0 +1,1 @@
+"""What a user relies on, on a real mount and with real processes."""

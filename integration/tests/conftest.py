@@ -1,0 +1,123 @@
+"""Mounts and children, and the check that none of them is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.checkpoints import build
+from integration.harness.conversation import Conversation
+from integration.harness.daemon import Daemon, detach, mounts_under
+from integration.harness.places import checkpoint_folder, daemon_binary
+from integration.harness.runs import environment, run
+
+StartChild = Callable[..., Conversation]
+
+
+def daemons_under(folder: Path) -> list[int]:
+    """Processes that were started as a daemon for a mount point in a folder, whoever is their parent now."""
+    found = []
+    for process in Path('/proc').iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            line = (process / 'cmdline').read_bytes().split(b'\0')
+        except OSError:
+            continue
+        if line[0].endswith(b'overmind-fs') and any(part.startswith(os.fsencode(folder)) for part in line[1:]):
+            found.append(int(process.name))
+    return found
+
+
+@pytest.fixture(scope='session', autouse=True)
+def _built() -> None:
+    if not daemon_binary().exists():
+        pytest.exit(f'{daemon_binary()} does not exist: run `make build` first', returncode=3)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    mounts, daemons = mounts_under(tmp_path), daemons_under(tmp_path)
+    detach(tmp_path)
+    assert (mounts, daemons) == ([], [])
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, _nothing_left: None) -> Iterator[Daemon]:
+    with Daemon(tmp_path / 'mnt') as started:
+        yield started
+
+
+@pytest.fixture
+def start_child() -> Iterator[StartChild]:
+    """Start ``integration.tests.child`` with a root and other variables of the environment."""
+    with ExitStack() as stack:
+
+        def start(root: Path | None, **variables: str) -> Conversation:
+            line = [sys.executable, '-m', 'integration.tests.child']
+            child = stack.enter_context(Conversation(line, environment(root, **variables)))
+            child.read()
+            return child
+
+        yield start
+
+
+@pytest.fixture(scope='session')
+def checkpoint() -> Path:
+    return build(checkpoint_folder('tiny', 'fp16'), 'tiny', 'fp16')
+
+
+@dataclass
+class Served:
+    """One mount after the program has run without the cache, then with it twice."""
+
+    root: Path
+    plain: dict[str, Any]
+    first: dict[str, Any]
+    second: dict[str, Any]
+
+    def entry(self, class_name: str) -> Path:
+        """The one entry of a class; ids begin with the class."""
+        found = [path for path in (self.root / 'pipelines').iterdir() if path.name.startswith(class_name)]
+        assert len(found) == 1, found
+        return found[0]
+
+
+@pytest.fixture(scope='session')
+def served(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp('served')
+    options = (checkpoint, '--touch', '--weights', '--forward')
+    plain = run(*options)
+    with Daemon(folder / 'mnt') as started:
+        env = environment(started.root, OVERMIND_STRICT='1')
+        yield Served(started.root, plain, run(*options, '--cache', env=env), run(*options, '--cache', env=env))
+    assert mounts_under(folder) == []
+    assert daemons_under(folder) == []
+
+
+@dataclass
+class Cached:
+    """One mount that holds the assorted tensors of the children's loaders."""
+
+    root: Path
+    entry: Path
+
+
+@pytest.fixture(scope='session')
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
+    folder = tmp_path_factory.mktemp('cached')
+    line = [sys.executable, '-m', 'integration.tests.child']
+    with Daemon(folder / 'mnt') as started:
+        with Conversation(line, environment(started.root, OVERMIND_STRICT='1')) as child:
+            child.read()
+            assert child.ask('load assorted')['misses'] == 1
+        (entry,) = (started.root / 'pipelines').iterdir()
+        yield Cached(started.root, entry)

@@ -1,0 +1,82 @@
+"""A daemon of root that serves an ordinary user, with the fast paths that need root."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.harness.daemon import Daemon
+from integration.harness.runs import environment
+
+USER = 'nobody'
+
+# Imports as root, since the interpreter may lie where others cannot look; everything after that as the user.
+SCRIPT = """
+import json, os, sys
+import torch
+from overmind.api import load, stats
+root, checkpoint, uid = sys.argv[1], sys.argv[2], int(sys.argv[3])
+warm = sys.argv[4]
+os.environ['OVERMIND_ROOT'] = warm
+load(torch.load, checkpoint)
+load(torch.load, checkpoint)
+os.environ['OVERMIND_ROOT'] = root
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+before = stats()
+value = load(torch.load, checkpoint)
+now = stats()
+print(json.dumps({
+    'hits': now.hits - before.hits,
+    'misses': now.misses - before.misses,
+    'access': now.loads[-1].access,
+    'sum': float(value['weight'].sum()),
+}))
+"""
+
+
+@pytest.fixture
+def uid() -> int:
+    if os.geteuid() != 0:
+        pytest.skip('only root can serve another user')
+    return pwd.getpwnam(USER).pw_uid
+
+
+def load_as(uid: int, root: Path, checkpoint: Path, folder: Path) -> dict[str, Any]:
+    folder.mkdir()
+    line = [sys.executable, '-c', SCRIPT, str(root), str(checkpoint), str(uid), str(folder)]
+    done = subprocess.run(
+        line, env=environment(root, OVERMIND_STRICT='1'), capture_output=True, text=True, timeout=300, cwd='/'
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_root_serves_a_user_with_the_fast_paths(tmp_path: Path, uid: int) -> None:
+    import torch
+
+    tmp_path.chmod(0o755)
+    tmp_path.parent.chmod(0o755)
+    tmp_path.parent.parent.chmod(0o755)
+    checkpoint = tmp_path / 'x.pt'
+    torch.save(torch.nn.Linear(8, 8).state_dict(), checkpoint)
+    with Daemon(tmp_path / 'mnt', '--user', USER) as daemon:
+        assert os.stat(daemon.root).st_uid == uid
+        first = load_as(uid, daemon.root, checkpoint, tmp_path / 'warm-1')
+        second = load_as(uid, daemon.root, checkpoint, tmp_path / 'warm-2')
+        assert (first['hits'], first['misses']) == (0, 1)
+        assert (second['hits'], second['misses'], second['access']) == (1, 0, 'map')
+        assert first['sum'] == second['sum']
+        (entry,) = (daemon.root / 'pipelines').iterdir()
+        assert entry.stat().st_uid == uid
+        other = ['setpriv', '--reuid=65533', '--regid=65533', '--clear-groups', 'ls', str(daemon.root)]
+        assert subprocess.run(other, capture_output=True).returncode != 0
