@@ -1,0 +1,32 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+
+	"overmind-fs/fs/store"
+)
+
+// parseBudget reads a number of bytes ("16GiB", "8g", "1000000") or a share of the memory ("50%").
+func parseBudget(s string) (uint64, error) {
+	if share, ok := strings.CutSuffix(strings.TrimSpace(s), "%"); ok {
+		percent, err := strconv.ParseFloat(strings.TrimSpace(share), 64)
+		if err != nil || math.IsNaN(percent) || percent <= 0 || percent > 100 {
+			return 0, fmt.Errorf("%q is not a share between 0%% and 100%%", s)
+		}
+		total, err := store.TotalMemory()
+		if err != nil {
+			return 0, err
+		}
+		return uint64(float64(total) * percent / 100), nil
+	}
+	n, err := humanize.ParseBytes(s)
+	if err != nil || n == 0 || n > math.MaxInt64 {
+		return 0, fmt.Errorf("%q is not a size such as 16GiB or 50%%", s)
+	}
+	return n, nil
+}

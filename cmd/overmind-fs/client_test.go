@@ -1,0 +1,81 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"overmind-fs/fs/fstest"
+)
+
+func TestClientCommandsOnMount(t *testing.T) {
+	d := startDaemon(t, t.TempDir())
+	t.Setenv("OVERMIND_ROOT", d.dir)
+	wantRun(t, exitOK, "ID", "ls")
+	for _, id := range []string{"tiny-aaa", "tiny-bbb", "other-ccc"} {
+		fill(t, d.dir, id)
+	}
+	_, err := os.ReadFile(filepath.Join(d.dir, "pipelines", "tiny-bbb", "structure.pkl"))
+	must(t, err)
+
+	out := wantRun(t, exitOK, "tiny-aaa", "ls", "--sort", "hits")
+	if lines := strings.Split(out, "\n"); !strings.HasPrefix(lines[1], "tiny-bbb") || !strings.Contains(lines[1], "3.3 MiB") {
+		t.Errorf("ls --sort hits:\n%s", out)
+	}
+	var docs []entryDoc
+	must(t, json.Unmarshal([]byte(wantRun(t, exitOK, "", "ls", "--json")), &docs))
+	if len(docs) != 3 || docs[2].ID != "tiny-bbb" || *docs[2].Hits != 1 || docs[2].ModelName != "tiny" {
+		t.Errorf("ls --json: %+v", docs)
+	}
+	wantRun(t, exitOK, "/models/tiny", "show", "other")
+	wantRun(t, exitNotFound, "fits tiny-aaa, tiny-bbb", "show", "tiny")
+	wantRun(t, exitNotFound, "no such entry", "show", "nothing")
+	var doc map[string]any
+	must(t, json.Unmarshal([]byte(wantRun(t, exitOK, "", "show", "--json", "tiny-aaa")), &doc))
+	if doc["id"] != "tiny-aaa" {
+		t.Errorf("show --json: %v", doc)
+	}
+
+	wantRun(t, exitOK, "", "pin", "tiny-aaa", "other")
+	wantRun(t, exitOK, "pinned     true", "show", "tiny-aaa")
+	wantRun(t, exitOK, "", "unpin", "other")
+	s, err := readStatus(d.dir)
+	must(t, err)
+	if s.Bytes.Pinned == 0 || s.Bytes.Pinned*3 != s.Bytes.Cached {
+		t.Errorf("pinned %d of %d", s.Bytes.Pinned, s.Bytes.Cached)
+	}
+	wantRun(t, exitOK, "passthrough", "status")
+	must(t, json.Unmarshal([]byte(wantRun(t, exitOK, "", "status", "--json", "--root", d.dir)), &s))
+
+	wantRun(t, exitNotFound, "no such entry: nothing", "evict", "nothing", "tiny-aaa")
+	wantRun(t, exitOK, "", "evict", "--all")
+	if ids, err := entryIDs(d.dir); err != nil || len(ids) != 0 {
+		t.Errorf("left: %v (%v)", ids, err)
+	}
+}
+
+// The same commands on a plain folder, filled by the same steps.
+func TestClientCommandsOnPlainFolder(t *testing.T) {
+	root := t.TempDir()
+	for _, name := range []string{"pipelines", "staging", "locks"} {
+		must(t, os.Mkdir(filepath.Join(root, name), 0o755))
+	}
+	f := fstest.Fill{Root: root, ID: "tiny-aaa", Size: mib, Mapped: true}
+	must(t, f.Run())
+	wantRun(t, exitOK, "tiny-aaa", "ls", "--root", root)
+	wantRun(t, exitOK, "/models/tiny", "show", "tiny", "--root", root)
+	wantRun(t, exitNotFound, "a plain folder has no status", "status", "--root", root)
+	wantRun(t, exitNotFound, "a plain folder evicts nothing", "pin", "tiny", "--root", root)
+	wantRun(t, exitOK, "", "evict", "tiny", "--root", root)
+	if ids, err := entryIDs(root); err != nil || len(ids) != 0 {
+		t.Errorf("left: %v (%v)", ids, err)
+	}
+}
+
+func TestNoCache(t *testing.T) {
+	t.Setenv("OVERMIND_ROOT", "")
+	wantRun(t, exitUsage, "OVERMIND_ROOT", "ls")
+	wantRun(t, exitNotFound, "not an overmind mount", "ls", "--root", t.TempDir())
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/urfave/cli/v2"
+)
+
+func cmdMount() *cli.Command {
+	return &cli.Command{
+		Name:      "mount",
+		Usage:     "mount a cache and serve it until it is unmounted",
+		ArgsUsage: "DIR",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "background", Aliases: []string{"b"}, Usage: "return once the mount answers, serve in the background"},
+			&cli.StringFlag{Name: "user", Usage: "as root: serve this `USER`, who alone may use the mount"},
+			&cli.BoolFlag{Name: "allow-other", Usage: "let every user use the mount"},
+			&cli.StringFlag{Name: "max-bytes", Value: "50%", Usage: "budget: a `SIZE` such as 16GiB, or a share of the memory such as 50%"},
+			&cli.IntFlag{Name: "max-entries", Usage: "keep at most `N` entries (0: no limit)"},
+			&cli.StringFlag{Name: "passthrough", Value: "auto", Usage: "let the kernel serve arenas itself: auto or off"},
+			&cli.StringFlag{Name: "log-level", Value: "info", Usage: "debug, info, warn or error"},
+			&cli.StringFlag{Name: "log-format", Value: "text", Usage: "text or json"},
+			&cli.StringFlag{Name: "log-file", Usage: "append the log to `FILE` (with --background a default exists)"},
+		},
+		Action: func(c *cli.Context) error {
+			opts, err := mountOptionsOf(c)
+			if err != nil {
+				return err
+			}
+			if opts.Background {
+				return startBackground(c.Context, opts)
+			}
+			return readyPipe().report(opts.Run(c.Context))
+		},
+	}
+}
+
+// MountOptions are what the flags of mount say.
+type MountOptions struct {
+	Dir         string
+	User        string
+	AllowOther  bool
+	MaxBytes    uint64
+	MaxEntries  int
+	Passthrough bool
+	LogLevel    slog.Level
+	LogJSON     bool
+	LogFile     string
+	Background  bool
+}
+
+func mountOptionsOf(c *cli.Context) (MountOptions, error) {
+	if c.NArg() != 1 {
+		return MountOptions{}, usageError{fmt.Sprintf("mount needs one folder, got %d arguments", c.NArg())}
+	}
+	o := MountOptions{
+		Dir: c.Args().First(), User: c.String("user"), AllowOther: c.Bool("allow-other"),
+		MaxEntries: c.Int("max-entries"), LogFile: c.String("log-file"), Background: c.Bool("background"),
+	}
+	var err error
+	if o.MaxBytes, err = parseBudget(c.String("max-bytes")); err != nil {
+		return o, usageError{fmt.Sprintf("--max-bytes: %v", err)}
+	}
+	switch v := c.String("passthrough"); v {
+	case "auto", "off":
+		o.Passthrough = v == "auto"
+	default:
+		return o, usageError{fmt.Sprintf("--passthrough is auto or off, not %q", v)}
+	}
+	switch v := c.String("log-format"); v {
+	case "text", "json":
+		o.LogJSON = v == "json"
+	default:
+		return o, usageError{fmt.Sprintf("--log-format is text or json, not %q", v)}
+	}
+	if err := o.LogLevel.UnmarshalText([]byte(c.String("log-level"))); err != nil {
+		return o, usageError{fmt.Sprintf("--log-level is debug, info, warn or error, not %q", c.String("log-level"))}
+	}
+	return o, o.Validate()
+}
+
+// Validate checks what the flags cannot check one by one.
+func (o MountOptions) Validate() error {
+	if o.MaxEntries < 0 {
+		return usageError{fmt.Sprintf("--max-entries must not be negative: %d", o.MaxEntries)}
+	}
+	if o.User != "" && os.Geteuid() != 0 {
+		return usageError{"--user is for root, who mounts for somebody else; without root, just leave it out"}
+	}
+	if o.User != "" && o.AllowOther {
+		return usageError{"--user gives the mount to one user, --allow-other to all: choose one"}
+	}
+	return nil
+}

@@ -1,0 +1,236 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	overmindfs "overmind-fs/fs"
+	"overmind-fs/fs/fstest"
+)
+
+func TestMountRefusesBadFolders(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	must(t, os.WriteFile(file, nil, 0o600))
+	for path, want := range map[string]string{
+		filepath.Join(dir, "missing"):      "no such folder",
+		filepath.Join(dir, "no", "parent"): "no such folder",
+		file:                               "not a folder",
+		dir:                                "is not empty",
+		"/proc":                            "another file system (proc)",
+	} {
+		code, out, errOut := overmind(t, "mount", path)
+		if code == exitOK || out != "" || strings.Count(errOut, "\n") != 1 ||
+			!strings.Contains(errOut, want) || !strings.Contains(errOut, path) {
+			t.Errorf("%s: exit %d, %q, want one line with %q", path, code, errOut, want)
+		}
+	}
+}
+
+func TestUsageErrors(t *testing.T) {
+	for _, args := range [][]string{
+		{"mount"}, {"mount", "a", "b"}, {"mount", "a", "--max-bytes", "many"}, {"mount", "a", "--max-bytes", "0"},
+		{"mount", "a", "--max-bytes", "101%"}, {"mount", "a", "--max-entries", "-1"}, {"mount", "a", "--passthrough", "x"},
+		{"mount", "a", "--log-level", "loud"}, {"mount", "a", "--log-format", "xml"}, {"mount", "a", "--nonsense"},
+		{"mount", "a", "--user", "root", "--allow-other"},
+		{"nonsense"}, {"ls", "--sort", "x"}, {"evict"}, {"evict", "--all", "x"}, {"show"}, {"umount"}, {"pin"},
+	} {
+		if code, out, errOut := overmind(t, args...); code != exitUsage || errOut == "" {
+			t.Errorf("%v: exit %d, %q %q", args, code, out, errOut)
+		}
+	}
+}
+
+func TestParseBudget(t *testing.T) {
+	for in, want := range map[string]uint64{"16GiB": 16 << 30, "8g": 8e9, "1000": 1000, "64 MiB": 64 << 20} {
+		if got, err := parseBudget(in); err != nil || got != want {
+			t.Errorf("%s: %d, %v", in, got, err)
+		}
+	}
+	half, err := parseBudget("50%")
+	must(t, err)
+	whole, err := parseBudget("100%")
+	must(t, err)
+	if half < 1<<20 || whole/half != 2 {
+		t.Errorf("50%% is %d, 100%% is %d", half, whole)
+	}
+}
+
+func TestFlagsMayFollowArguments(t *testing.T) {
+	app := newApp()
+	for in, want := range map[string]string{
+		"x mount DIR --max-bytes 8GiB -b":  "x mount --max-bytes 8GiB -b -- DIR",
+		"x mount --max-bytes=8GiB DIR":     "x mount --max-bytes=8GiB -- DIR",
+		"x evict a --root R b":             "x evict --root R -- a b",
+		"x show -- -a":                     "x show -- -a",
+		"x status":                         "x status",
+		"x --version":                      "x --version",
+		"x mount DIR --log-level":          "x mount --log-level -- DIR",
+		"x ls --json --sort size -r /mnt ": "x ls --json --sort size -r /mnt",
+	} {
+		if got := strings.Join(flagsFirst(app, strings.Fields(in)), " "); got != want {
+			t.Errorf("%s: %s, want %s", in, got, want)
+		}
+	}
+}
+
+// Each signal unmounts and ends the daemon with 0, also while a client has files open and mapped; its mapping lives on.
+func TestSignals(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		for _, busy := range []bool{false, true} {
+			t.Run(fmt.Sprint(sig, busy), func(t *testing.T) {
+				d := startDaemon(t, t.TempDir())
+				f := fill(t, d.dir, "a")
+				var c *client
+				if busy {
+					s, err := readStatus(d.dir)
+					must(t, err)
+					if !s.Passthrough.Active {
+						t.Skipf("no passthrough: %s", s.Passthrough.Reason)
+					}
+					c = startClient(t, fstest.Arena(f.Entry()))
+				}
+				must(t, d.cmd.Process.Signal(sig))
+				d.wantExit(t, exitOK)
+				if busy {
+					c.wantSame(t)
+				}
+			})
+		}
+	}
+}
+
+func TestUnmountedByOthers(t *testing.T) {
+	for _, lazy := range []bool{false, true} {
+		d := startDaemon(t, t.TempDir())
+		fill(t, d.dir, "a")
+		must(t, overmindfs.Detach(d.dir, lazy))
+		d.wantExit(t, exitOK)
+	}
+}
+
+func TestUmount(t *testing.T) {
+	d := startDaemon(t, t.TempDir())
+	f := fill(t, d.dir, "a")
+	wantRun(t, exitOK, "", "umount", d.dir)
+	d.wantExit(t, exitOK)
+	wantRun(t, exitNotFound, "not an overmind mount", "umount", d.dir)
+
+	d = startDaemon(t, d.dir)
+	fill(t, d.dir, "a")
+	c := startClient(t, fstest.Arena(f.Entry()))
+	wantRun(t, exitOK, "is in use", "umount", d.dir)
+	if kind, _ := overmindfs.MountedType(d.dir); kind != "" {
+		t.Error("still mounted")
+	}
+	c.wantSame(t)
+	d.wantExit(t, exitOK)
+}
+
+func TestSecondMountIsRefused(t *testing.T) {
+	d := startDaemon(t, t.TempDir())
+	wantRun(t, exitFailure, "mounted there already", "mount", d.dir)
+	waitAlive(t, d.dir)
+}
+
+// What a killed daemon leaves is detached by the next one; a client's mapping survives both.
+func TestMountOverDeadMount(t *testing.T) {
+	d := startDaemon(t, t.TempDir())
+	f := fill(t, d.dir, "a")
+	s, err := readStatus(d.dir)
+	must(t, err)
+	var c *client
+	if s.Passthrough.Active {
+		c = startClient(t, fstest.Arena(f.Entry()))
+	}
+	must(t, d.cmd.Process.Kill())
+	<-d.ended
+	if h, _ := overmindfs.ProbeMount(d.dir); h != overmindfs.DeadMount {
+		t.Fatalf("health %d", h)
+	}
+	d2 := startDaemon(t, d.dir)
+	fill(t, d.dir, "a")
+	if c != nil {
+		c.wantSame(t)
+	}
+	must(t, d2.cmd.Process.Signal(unix.SIGTERM))
+	d2.wantExit(t, exitOK)
+	if !strings.Contains(d2.stderr.String(), "daemon is dead") {
+		t.Errorf("not logged:\n%s", d2.stderr)
+	}
+}
+
+func TestUmountOfDeadMount(t *testing.T) {
+	d := startDaemon(t, t.TempDir())
+	must(t, d.cmd.Process.Kill())
+	<-d.ended
+	wantRun(t, exitOK, "", "umount", d.dir)
+	if kind, _ := overmindfs.MountedType(d.dir); kind != "" {
+		t.Error("still mounted")
+	}
+}
+
+func TestBackground(t *testing.T) {
+	needFUSE(t)
+	dir, log := t.TempDir(), logFile(t)
+	t.Cleanup(func() { unmountForGood(t, dir) })
+	wantRun(t, exitOK, "mounted "+dir, "mount", "--background", dir, "--log-file", log, "--log-format", "json")
+	s, err := readStatus(dir) // at once: it returned because the mount answers
+	must(t, err)
+	if sid, err := unix.Getsid(s.PID); err != nil || sid != s.PID {
+		t.Errorf("session %d (%v) of daemon %d", sid, err, s.PID)
+	}
+	wantRun(t, exitFailure, "mounted there already", "mount", "-b", dir, "--log-file", log)
+	wantRun(t, exitOK, "", "umount", dir)
+	text, err := os.ReadFile(log)
+	must(t, err)
+	if !strings.Contains(string(text), `"msg":"mounted"`) || !strings.Contains(string(text), `"msg":"unmounted`) {
+		t.Errorf("log:\n%s", text)
+	}
+}
+
+func TestBackgroundReportsErrors(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	code, out, errOut := overmind(t, "mount", "-b", missing, "--log-file", logFile(t))
+	if code != exitFailure || out != "" || !strings.Contains(errOut, "no such folder") {
+		t.Errorf("exit %d, %q, %q", code, out, errOut)
+	}
+}
+
+func TestDefaultLogFile(t *testing.T) {
+	state := t.TempDir()
+	t.Setenv("XDG_STATE_HOME", state)
+	got, err := defaultLogFile("/tmp/../tmp/x")
+	must(t, err)
+	if want := filepath.Join(state, "overmind-fs", "tmp-x.log"); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// Without root and without the helper, the message says what is missing.
+func TestUnprivilegedWithoutFusermount(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to become somebody else")
+	}
+	for _, helper := range []string{"/bin/fusermount3", "/bin/fusermount"} {
+		if _, err := os.Stat(helper); err == nil {
+			t.Skipf("%s is installed", helper)
+		}
+	}
+	dir, err := os.MkdirTemp("", "overmind-test-")
+	must(t, err)
+	t.Cleanup(func() { _ = os.Remove(dir) })
+	must(t, os.Chown(dir, 12345, 12345))
+	cmd := command("mount", dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "install the package fuse3, or run as root") {
+		t.Errorf("%v: %s", err, out)
+	}
+}

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	overmindfs "overmind-fs/fs"
+)
+
+func cmdPin() *cli.Command { return pinCommand("pin", "never evict entries to make room", "1") }
+
+func cmdUnpin() *cli.Command { return pinCommand("unpin", "undo pin", "0") }
+
+func pinCommand(name, usage, value string) *cli.Command {
+	return &cli.Command{
+		Name:      name,
+		Usage:     usage,
+		ArgsUsage: "ID…",
+		Flags:     []cli.Flag{rootFlag()},
+		Action: func(c *cli.Context) error {
+			if !c.Args().Present() {
+				return usageError{name + " needs ids"}
+			}
+			root, err := cacheRoot(c)
+			if err != nil {
+				return err
+			}
+			return eachEntry(root, c.Args().Slice(), func(path string) error {
+				// Some plain folders would store any attribute.
+				if _, err := attribute(path, overmindfs.AttrPinned); err != nil {
+					return fmt.Errorf("%s: %w: a plain folder evicts nothing", root, errNoMount)
+				}
+				if err := unix.Setxattr(path, overmindfs.AttrPinned, []byte(value), 0); err != nil {
+					return fmt.Errorf("%s %s: %w", name, filepath.Base(path), err)
+				}
+				return nil
+			})
+		},
+	}
+}

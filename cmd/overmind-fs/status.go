@@ -1,0 +1,81 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/urfave/cli/v2"
+
+	overmindfs "overmind-fs/fs"
+	"overmind-fs/fs/store"
+)
+
+func cmdStatus() *cli.Command {
+	return &cli.Command{
+		Name:  "status",
+		Usage: "show totals, limits and which fast paths are active",
+		Flags: []cli.Flag{
+			rootFlag(),
+			&cli.BoolFlag{Name: "json", Usage: "print status.json"},
+		},
+		Action: func(c *cli.Context) error {
+			root, err := cacheRoot(c)
+			if err != nil {
+				return err
+			}
+			s, err := readStatus(root)
+			if err != nil {
+				return err
+			}
+			if c.Bool("json") {
+				return printJSON(s)
+			}
+			return printStatus(os.Stdout, s)
+		},
+	}
+}
+
+func printStatus(w io.Writer, s overmindfs.Status) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	line := func(name, format string, args ...any) {
+		_, _ = fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	line("mount", "%s (pid %d, uid %d, version %s)", s.Mount, s.PID, s.UID, s.Version)
+	line("up", "%s", time.Duration(s.UptimeS*float64(time.Second)).Round(time.Second))
+	line("memory", "%s of %s: %s cached (%s pinned), %s staging, %s draining",
+		humanize.IBytes(s.Bytes.Cached+s.Bytes.Staging+s.Bytes.Draining), humanize.IBytes(s.Limits.MaxBytes),
+		humanize.IBytes(s.Bytes.Cached), humanize.IBytes(s.Bytes.Pinned),
+		humanize.IBytes(s.Bytes.Staging), humanize.IBytes(s.Bytes.Draining))
+	limit := ""
+	if s.Limits.MaxEntries > 0 {
+		limit = fmt.Sprintf(" of %d", s.Limits.MaxEntries)
+	}
+	line("entries", "%d%s, %d leases, %d hits", s.Entries, limit, s.Leases, s.Hits)
+	line("fills", "%d committed, %d failed, %d under way, %d requests did not fit",
+		s.Fills.Committed, s.Fills.Failed, s.Fills.Staging, s.Refused)
+	evicted := ""
+	for _, r := range store.Reasons {
+		if n := s.Evictions[r]; n > 0 {
+			evicted += fmt.Sprintf(" %d %s", n, r)
+		}
+	}
+	if evicted == "" {
+		evicted = " none"
+	}
+	line("evictions", "%s", evicted[1:])
+	line("passthrough", "%s", activity(s.Passthrough.Active, s.Passthrough.Reason))
+	line("huge pages", "%s, on %d of %d arenas", activity(s.HugePages.Active, s.HugePages.Reason),
+		s.HugePages.HugeArenas, s.HugePages.Arenas)
+	return t.Flush()
+}
+
+func activity(active bool, reason string) string {
+	if active {
+		return "active"
+	}
+	return "not active: " + reason
+}

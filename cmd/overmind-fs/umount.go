@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	overmindfs "overmind-fs/fs"
+)
+
+const (
+	umountRetries = 5
+	umountWait    = 5 * time.Second
+	pollInterval  = 20 * time.Millisecond
+)
+
+func cmdUmount() *cli.Command {
+	return &cli.Command{
+		Name:      "umount",
+		Aliases:   []string{"unmount"},
+		Usage:     "unmount a cache",
+		ArgsUsage: "DIR",
+		Action: func(c *cli.Context) error {
+			if c.NArg() != 1 {
+				return usageError{fmt.Sprintf("umount needs one folder, got %d arguments", c.NArg())}
+			}
+			return umount(c.Context, c.Args().First())
+		},
+	}
+}
+
+// umount unmounts and waits for the daemon, unless files are open: then the mount leaves the tree now, and the daemon
+// serves them until the last one is closed.
+func umount(ctx context.Context, path string) error {
+	dir, err := overmindfs.MountPoint(path)
+	if err != nil {
+		return err
+	}
+	if kind, err := overmindfs.MountedType(dir); err != nil {
+		return err
+	} else if kind != overmindfs.FSType {
+		return fmt.Errorf("%s: %w", dir, errNoMount)
+	}
+	pid := 0
+	if health, _ := overmindfs.ProbeMount(dir); health == overmindfs.AliveMount {
+		if s, err := readStatus(dir); err == nil {
+			pid = s.PID
+		}
+	}
+	busy := true
+	for range umountRetries {
+		err := overmindfs.Detach(dir, false)
+		if err == nil {
+			busy = false
+			break
+		}
+		if !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		time.Sleep(pollInterval)
+	}
+	if busy {
+		if err := overmindfs.Detach(dir, true); err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "%s is in use: detached, its daemon ends when the last file is closed\n", dir)
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, umountWait)
+	defer cancel()
+	for pid != 0 && unix.Kill(pid, 0) == nil {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended yet", dir, pid)
+		case <-time.After(pollInterval):
+		}
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"syscall"
+
+	"overmind-fs/fs/store"
+	"overmind-fs/schema"
+)
+
+// errnos maps errors to what a program sees; the first match counts.
+var errnos = []struct {
+	err   error
+	errno syscall.Errno
+}{
+	{store.ErrNotFound, syscall.ENOENT},
+	{store.ErrExists, syscall.EEXIST},
+	{store.ErrName, syscall.EINVAL},
+	{store.ErrNotOwner, syscall.EPERM},
+	{store.ErrNotEmpty, syscall.ENOTEMPTY},
+	{store.ErrClosed, syscall.ESHUTDOWN},
+	{store.ErrNoSpace, syscall.ENOSPC},
+	{store.ErrTooLarge, syscall.EFBIG},
+	{store.ErrResize, syscall.EINVAL},
+	{store.ErrReadOnly, syscall.EROFS},
+	{store.ErrBusy, syscall.EBUSY},
+	{store.ErrWriters, syscall.ETXTBSY},
+	{store.ErrIncomplete, syscall.EINVAL},
+	{store.ErrSeals, syscall.EIO},
+	{schema.ErrMalformed, syscall.EINVAL},
+	{schema.ErrInvalid, syscall.EINVAL},
+	{schema.ErrTooLong, syscall.EFBIG},
+	{context.Canceled, syscall.EINTR},
+	{errForbidden, syscall.EPERM},
+	{errOtherFolder, syscall.EXDEV},
+	{errUnsupported, syscall.ENOTSUP},
+	{errArgument, syscall.EINVAL},
+	{errNoAttribute, syscall.ENODATA},
+	{errRange, syscall.ERANGE},
+}
+
+// Errors that arise in this package.
+var (
+	// errForbidden is returned for changes that the tree has no place for.
+	errForbidden = errors.New("not possible here")
+	// errOtherFolder is returned for renames other than a commit.
+	errOtherFolder = errors.New("renamed to a place it cannot go to")
+	// errUnsupported is returned for extended attributes that cannot be set.
+	errUnsupported = errors.New("not supported")
+	// errArgument is returned for values that mean nothing.
+	errArgument = errors.New("bad argument")
+	// errNoAttribute is returned for extended attributes that do not exist.
+	errNoAttribute = errors.New("no such attribute")
+	// errRange is returned when a buffer for an extended attribute is too small.
+	errRange = errors.New("buffer too small")
+)
+
+// toErrno is the only place where errors become numbers. What it does not know is the number that a system call
+// failed with, or else EIO.
+func toErrno(err error) syscall.Errno {
+	if err == nil {
+		return 0
+	}
+	for _, m := range errnos {
+		if errors.Is(err, m.err) {
+			return m.errno
+		}
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return syscall.EIO
+}

@@ -1,0 +1,104 @@
+package fs
+
+import (
+	"bytes"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
+)
+
+// collector turns a status into Prometheus metrics.
+type collector struct {
+	tree *tree
+}
+
+var _ prometheus.Collector = collector{}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("overmind_"+name, help, labels, nil)
+}
+
+var (
+	descInfo        = desc("info", "Version of the daemon.", "version")
+	descUptime      = desc("uptime_seconds", "Time since the mount.")
+	descMaxBytes    = desc("max_bytes", "Budget.")
+	descMaxEntries  = desc("max_entries", "Limit of entries, 0 for none.")
+	descBytes       = desc("bytes", "Memory held, by what for.", "state")
+	descPinned      = desc("pinned_bytes", "Part of the cached bytes that is never evicted to make room.")
+	descEntries     = desc("entries", "Published entries.")
+	descStagings    = desc("stagings", "Fills under way.")
+	descLeases      = desc("leases", "Open handles on published arenas.")
+	descPassthrough = desc("passthrough_active", "1 if the kernel serves arenas itself.")
+	descHugePages   = desc("huge_pages_active", "1 if new arenas get huge pages.")
+	descFills       = desc("fills_total", "Fills, by what became of them.", "result")
+	descEvictions   = desc("evictions_total", "Entries that left, by reason.", "reason")
+	descRefused     = desc("refused_total", "Requests that did not fit.")
+	descHits        = desc("hits_total", "Loads of published entries.")
+	descReads       = desc("arena_reads_total", "Reads of arenas that the daemon served itself.")
+	descWrites      = desc("arena_writes_total", "Writes of arenas that the daemon served itself.")
+)
+
+// Describe lists the metrics.
+func (c collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+
+// Collect reads the current values.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	s := c.tree.status()
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	gauge(descInfo, 1, s.Version)
+	gauge(descUptime, s.UptimeS)
+	gauge(descMaxBytes, float64(s.Limits.MaxBytes))
+	gauge(descMaxEntries, float64(s.Limits.MaxEntries))
+	gauge(descBytes, float64(s.Bytes.Cached), "cached")
+	gauge(descBytes, float64(s.Bytes.Staging), "staging")
+	gauge(descBytes, float64(s.Bytes.Draining), "draining")
+	gauge(descPinned, float64(s.Bytes.Pinned))
+	gauge(descEntries, float64(s.Entries))
+	gauge(descStagings, float64(s.Fills.Staging))
+	gauge(descLeases, float64(s.Leases))
+	gauge(descPassthrough, truth(s.Passthrough.Active))
+	gauge(descHugePages, truth(s.HugePages.Active))
+	counter(descFills, s.Fills.Started, "started")
+	counter(descFills, s.Fills.Committed, "committed")
+	counter(descFills, s.Fills.Failed, "failed")
+	for reason, n := range s.Evictions {
+		counter(descEvictions, n, string(reason))
+	}
+	counter(descRefused, s.Refused)
+	counter(descHits, s.Hits)
+	counter(descReads, c.tree.arenaReads.Load())
+	counter(descWrites, c.tree.arenaWrites.Load())
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// metricsText renders the metrics in the Prometheus text format.
+func (t *tree) metricsText() ([]byte, error) {
+	registry := prometheus.NewRegistry()
+	if err := registry.Register(collector{t}); err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	var out bytes.Buffer
+	enc := expfmt.NewEncoder(&out, expfmt.NewFormat(expfmt.TypeTextPlain))
+	for _, f := range families {
+		if err := enc.Encode(f); err != nil {
+			return nil, fmt.Errorf("metrics: %w", err)
+		}
+	}
+	return out.Bytes(), nil
+}

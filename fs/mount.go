@@ -1,0 +1,153 @@
+package fs
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	fusefs "github.com/hanwen/go-fuse/v2/fs"
+	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
+
+	"overmind-fs/fs/store"
+)
+
+// Options describe a mount.
+type Options struct {
+	Dir        string // an existing empty folder, absolute
+	Store      *store.Store
+	Logger     *slog.Logger
+	Version    string
+	UID, GID   uint32 // who owns the root folder
+	AllowOther bool   // any user may use the mount
+	// Served means that the process is root and serves the user UID: only that user may use the mount.
+	Served      bool
+	Passthrough bool  // use it if the kernel and the privileges allow it
+	HugePages   error // why the store has none
+	Debug       bool  // log every request
+}
+
+// Mount is a mounted store.
+type Mount struct {
+	tree   *tree
+	root   *rootDir
+	server *fuse.Server
+	dir    string
+	done   chan struct{} // closed when the serve loop has ended
+}
+
+// New mounts and serves in the background until Unmount, or until somebody else unmounts.
+func New(opts Options) (*Mount, error) {
+	t := &tree{
+		store: opts.Store, log: opts.Logger, version: opts.Version, mountedAt: opts.Dir, started: time.Now(),
+		owner:  store.Caller{UID: opts.UID, GID: opts.GID},
+		shared: opts.AllowOther, hugePages: active(opts.HugePages),
+	}
+	root := os.Geteuid() == 0
+	if !root {
+		if _, err := fusermount(); err != nil {
+			return nil, err
+		}
+	}
+	options := []string{}
+	if opts.Served {
+		options = append(options, fmt.Sprintf("user_id=%d", opts.UID), fmt.Sprintf("group_id=%d", opts.GID))
+	}
+	if opts.AllowOther || opts.Served {
+		options = append(options, "default_permissions")
+	}
+	never := time.Duration(0)
+	nodeOptions := &fusefs.Options{
+		NullPermissions: true,
+		EntryTimeout:    &never,
+		AttrTimeout:     &never,
+		Logger:          slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
+		MountOptions: fuse.MountOptions{
+			FsName:            "overmind",
+			Name:              subtype,
+			Options:           options,
+			AllowOther:        opts.AllowOther || opts.Served,
+			DirectMountStrict: root,
+			MaxWrite:          1 << 20,
+			MaxBackground:     64,
+			MaxStackDepth:     1, // a passthrough file must not itself be stacked; memfds are not
+			Debug:             opts.Debug,
+			Logger:            slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
+			PanicHandler: func(what any) fuse.Status {
+				opts.Logger.Error("panic in a request handler", "panic", what, "stack", string(debug.Stack()))
+				return fuse.EIO
+			},
+		},
+	}
+	top := newRoot(t)
+	server, err := fuse.NewServer(fusefs.NewNodeFS(top, nodeOptions), opts.Dir, &nodeOptions.MountOptions)
+	if err != nil {
+		return nil, fmt.Errorf("mount %s: %w", opts.Dir, err)
+	}
+	// Before the first request is served, so that all handles of the mount agree.
+	t.passthrough = active(probePassthrough(server, opts.Passthrough))
+	m := &Mount{tree: t, root: top, server: server, dir: opts.Dir, done: make(chan struct{})}
+	go func() {
+		defer close(m.done)
+		server.Serve()
+	}()
+	if err := server.WaitMount(); err != nil {
+		_ = Detach(opts.Dir, true)
+		return nil, fmt.Errorf("mount %s: %w", opts.Dir, err)
+	}
+	return m, nil
+}
+
+// Done is closed when the mount is gone.
+func (m *Mount) Done() <-chan struct{} { return m.done }
+
+// Status is what status.json shows.
+func (m *Mount) Status() Status { return m.tree.status() }
+
+// Unmount unmounts, lazily if files are open; the kernel ends what these still ask when the process exits, and
+// mappings of arenas stay valid. It reports whether it had to be lazy.
+func (m *Mount) Unmount() (lazy bool, err error) {
+	const tries = 5 // a file that was just closed keeps the mount busy for a moment
+	for try := range tries {
+		if err = Detach(m.dir, false); err == nil {
+			<-m.done
+			return false, nil
+		}
+		select {
+		case <-m.done: // somebody else was faster
+			return false, nil
+		case <-time.After(time.Duration(try+1) * 5 * time.Millisecond):
+		}
+	}
+	return true, Detach(m.dir, true)
+}
+
+// errors of probePassthrough are shown in status.json
+func probePassthrough(server *fuse.Server, wanted bool) error {
+	if !wanted {
+		return fmt.Errorf("switched off")
+	}
+	if server.KernelSettings().Flags64()&fuse.CAP_PASSTHROUGH == 0 {
+		return fmt.Errorf("the kernel has no FUSE passthrough (Linux 6.9 or later, CONFIG_FUSE_PASSTHROUGH)")
+	}
+	// One failed registration later would switch passthrough off half-way, for files that are open already.
+	fd, err := unix.MemfdCreate("overmind-probe", unix.MFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("memfd_create: %w", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	id, errno := server.RegisterBackingFd(&fuse.BackingMap{Fd: int32(fd)})
+	if errno == syscall.EPERM {
+		return fmt.Errorf("the daemon lacks CAP_SYS_ADMIN in the initial user namespace")
+	}
+	if errno != 0 {
+		return fmt.Errorf("the kernel refused a backing file: %w", errno)
+	}
+	if errno := server.UnregisterBackingFd(id); errno != 0 {
+		return fmt.Errorf("the kernel kept a backing file: %w", errno)
+	}
+	return nil
+}

@@ -1,0 +1,82 @@
+package fs
+
+import (
+	"encoding/json"
+	"os"
+	"time"
+
+	"overmind-fs/fs/store"
+)
+
+// Status is the content of status.json.
+type Status struct {
+	Version     string                  `json:"version"`
+	Mount       string                  `json:"mount"`
+	PID         int                     `json:"pid"`
+	UID         uint32                  `json:"uid"`
+	UptimeS     float64                 `json:"uptime_s"`
+	Limits      StatusLimits            `json:"limits"`
+	Bytes       StatusBytes             `json:"bytes"`
+	Entries     int                     `json:"entries"`
+	Leases      int                     `json:"leases"`
+	Passthrough feature                 `json:"passthrough"`
+	HugePages   StatusHugePages         `json:"huge_pages"`
+	Fills       StatusFills             `json:"fills"`
+	Evictions   map[store.Reason]uint64 `json:"evictions"`
+	Refused     uint64                  `json:"refused"` // requests that did not fit
+	Hits        uint64                  `json:"hits"`
+}
+
+// StatusLimits are the configured limits; MaxEntries 0 is none.
+type StatusLimits struct {
+	MaxBytes   uint64 `json:"max_bytes"`
+	MaxEntries int    `json:"max_entries"`
+}
+
+// StatusBytes are totals; Pinned is part of Cached.
+type StatusBytes struct {
+	Cached   uint64 `json:"cached"`
+	Staging  uint64 `json:"staging"`
+	Draining uint64 `json:"draining"`
+	Pinned   uint64 `json:"pinned"`
+}
+
+// StatusFills count since the start, except for Staging.
+type StatusFills struct {
+	Started   uint64 `json:"started"`
+	Committed uint64 `json:"committed"`
+	Failed    uint64 `json:"failed"`
+	Staging   int    `json:"staging"` // under way now
+}
+
+// StatusHugePages says whether new arenas get huge pages and how many published ones have them.
+type StatusHugePages struct {
+	feature
+	Arenas     int `json:"arenas"`
+	HugeArenas int `json:"huge_arenas"`
+}
+
+func (t *tree) status() Status {
+	s := t.store.Stats()
+	return Status{
+		Version: t.version, Mount: t.mountedAt, PID: os.Getpid(), UID: t.owner.UID,
+		UptimeS:     time.Since(t.started).Seconds(),
+		Limits:      StatusLimits{s.MaxBytes, s.MaxEntries},
+		Bytes:       StatusBytes{s.CachedBytes, s.StagingBytes, s.DrainingBytes, s.PinnedBytes},
+		Entries:     s.Entries,
+		Leases:      s.Leases,
+		Passthrough: t.passthrough,
+		HugePages:   StatusHugePages{t.hugePages, s.Arenas, s.HugeArenas},
+		Fills: StatusFills{
+			s.Counters.FillsStarted, s.Counters.FillsCommitted, s.Counters.FillsFailed, s.Stagings,
+		},
+		Evictions: s.Counters.Evictions,
+		Refused:   s.Counters.Refused,
+		Hits:      s.Counters.Hits,
+	}
+}
+
+func (t *tree) statusJSON() ([]byte, error) {
+	out, err := json.MarshalIndent(t.status(), "", "  ")
+	return append(out, '\n'), err
+}

@@ -1,0 +1,90 @@
+package store
+
+import (
+	"fmt"
+	"sort"
+
+	"github.com/dustin/go-humanize"
+)
+
+// memoryMargin is left free by every allocation, in bytes.
+const memoryMargin = 64 << 20
+
+func (s *Store) used() uint64 {
+	return s.bytes[inStaging] + s.bytes[inCache] + s.bytes[inDraining]
+}
+
+// reserve makes sure that n more bytes fit into the budget and, if look is set, into the free memory, evicting idle
+// entries where they do not. When they would not fit even then, nothing is evicted. The caller then counts the bytes,
+// without letting go of s.mu in between.
+func (s *Store) reserve(n uint64, look bool, what string) error {
+	if s.closed {
+		return ErrClosed
+	}
+	if n > s.opts.MaxBytes {
+		return s.refuse(n, what, "more than the whole budget", 0)
+	}
+	missing := shortfall(s.used()+n, s.opts.MaxBytes)
+	cause := "budget"
+	if look {
+		room, err := s.os.Headroom()
+		if err != nil {
+			s.log.Warn("free memory is unknown", "error", err)
+		} else if m := shortfall(n+s.pending+memoryMargin, room); m > missing {
+			missing, cause = m, "free memory"
+		}
+	}
+	if missing == 0 {
+		return nil
+	}
+	victims, sum := s.victims(func(sum uint64, _ int) bool { return sum >= missing })
+	if sum < missing {
+		return s.refuse(n, what, cause, sum)
+	}
+	for _, e := range victims {
+		s.evict(e, ReasonRoom)
+	}
+	return nil
+}
+
+func shortfall(need, have uint64) uint64 { return need - min(need, have) }
+
+func (s *Store) refuse(n uint64, what, cause string, evictable uint64) error {
+	s.counters.Refused++
+	s.log.Warn("does not fit, nothing was evicted",
+		"file", what, "bytes", n, "size", humanize.IBytes(n), "cause", cause,
+		"max_bytes", humanize.IBytes(s.opts.MaxBytes), "cached", humanize.IBytes(s.bytes[inCache]),
+		"staging", humanize.IBytes(s.bytes[inStaging]), "draining", humanize.IBytes(s.bytes[inDraining]),
+		"evictable", humanize.IBytes(evictable))
+	return fmt.Errorf("%w for %s (%s)", ErrNoSpace, humanize.IBytes(n), cause)
+}
+
+// victims returns the entries that would be evicted next, least recently used first, until enough(bytes, entries)
+// says that they suffice, and the bytes they would free. Pinned and leased entries are never among them.
+func (s *Store) victims(enough func(sum uint64, n int) bool) ([]*Entry, uint64) {
+	var idle []*Entry
+	for _, e := range s.entries {
+		if !e.pinned && !e.leased() {
+			idle = append(idle, e)
+		}
+	}
+	sort.Slice(idle, func(i, j int) bool {
+		a, b := idle[i], idle[j]
+		if !a.lastUse.Equal(b.lastUse) {
+			return a.lastUse.Before(b.lastUse)
+		}
+		return a.serial < b.serial
+	})
+	var sum uint64
+	for i, e := range idle {
+		if enough(sum, i) {
+			return idle[:i], sum
+		}
+		e.allFiles(func(f *File) {
+			if len(f.handles) == 0 {
+				sum += f.bytes // what is open stays, as draining
+			}
+		})
+	}
+	return idle, sum
+}

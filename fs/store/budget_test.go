@@ -1,0 +1,178 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+)
+
+func TestRoomIsMadeFromTheLeastRecentlyUsed(t *testing.T) {
+	fx := newFixture(t, 10*mib)
+	a := fx.fill("a", 3*mib, alice)
+	fx.fill("b", 3*mib, alice)
+	fx.fill("c", 3*mib, alice)
+	a.Hit()
+	fx.fill("d", 3*mib, alice)
+	fx.wantEntries("a", "c", "d")
+	if s := fx.Stats(); s.Counters.Evictions[ReasonRoom] != 1 || s.Counters.Hits != 1 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+func TestPinnedAndLeasedStay(t *testing.T) {
+	fx := newFixture(t, 10*mib)
+	a := fx.fill("a", 3*mib, alice)
+	b := fx.fill("b", 3*mib, alice)
+	fx.fill("c", 3*mib, alice)
+	must(t, a.SetPinned(alice, true))
+	lease := fx.lease(b, 42)
+	if i := b.Info(); i.Leases != 1 || len(i.LeasePIDs) != 1 || i.LeasePIDs[0] != 42 {
+		t.Errorf("info %+v", i)
+	}
+	fx.fill("d", 3*mib, alice)
+	fx.wantEntries("a", "b", "d")
+	lease.Release()
+	fx.fill("e", 3*mib, alice)
+	fx.wantEntries("a", "d", "e")
+}
+
+func TestWhatDoesNotFitEvictsNothing(t *testing.T) {
+	fx := newFixture(t, 10*mib)
+	a := fx.fill("a", 4*mib, alice)
+	fx.fill("b", 4*mib, alice)
+	must(t, a.SetPinned(alice, true))
+	e, err := fx.Begin("big", alice)
+	must(t, err)
+	must(t, e.MakeTensors(alice))
+	f, h, err := e.CreateArena("model.safetensors", alice)
+	must(t, err)
+	defer h.Release()
+	for _, size := range []uint64{7 * mib, 11 * mib, 1 << 62, 1<<63 - 1} {
+		wantErr(t, f.Truncate(size), ErrNoSpace)
+	}
+	fx.wantEntries("a", "b")
+	if s := fx.Stats(); s.StagingBytes != 0 || s.Counters.Refused != 4 {
+		t.Errorf("stats %+v", s)
+	}
+	for _, word := range []string{"does not fit", "big/model.safetensors", "7.0 MiB", "evictable"} {
+		if !strings.Contains(fx.log.String(), word) {
+			t.Errorf("the log does not say %q", word)
+		}
+	}
+	must(t, f.Truncate(5*mib))
+	fx.wantEntries("a")
+}
+
+func TestFreeMemoryCounts(t *testing.T) {
+	var room uint64 = 1 << 40
+	fx := newFixture(t, 1<<40, func(o *Options) {
+		o.OS.Headroom = func() (uint64, error) { return room, nil }
+	})
+	fx.fill("a", 4*mib, alice)
+	e, err := fx.Begin("b", alice)
+	must(t, err)
+	must(t, e.MakeTensors(alice))
+	f, h, err := e.CreateArena("model.safetensors", alice)
+	must(t, err)
+	defer h.Release()
+	room = memoryMargin + 2*mib
+	wantErr(t, f.Truncate(8*mib), ErrNoSpace) // a would free 4 of the missing 6
+	fx.wantEntries("a")
+	must(t, f.Truncate(5*mib))
+	fx.wantEntries()
+}
+
+func TestUnknownFreeMemoryIsNoReasonToRefuse(t *testing.T) {
+	fx := newFixture(t, 64*mib, func(o *Options) {
+		o.OS.Headroom = func() (uint64, error) { return 0, errors.New("no /proc") }
+	})
+	fx.fill("a", mib, alice)
+}
+
+func TestHeadroomIsPlausible(t *testing.T) {
+	total, err := TotalMemory()
+	must(t, err)
+	room, err := Headroom()
+	must(t, err)
+	if room == 0 || room > total {
+		t.Errorf("%d of %d bytes free", room, total)
+	}
+}
+
+func TestBlobsCountAndAreBounded(t *testing.T) {
+	fx := newFixture(t, 4*mib)
+	e, err := fx.Begin("a", alice)
+	must(t, err)
+	f, h, err := e.CreateBlob(StructureName, alice)
+	must(t, err)
+	defer h.Release()
+	data := make([]byte, mib)
+	for i := range int64(4) {
+		_, err := h.WriteAt(data, i*int64(mib))
+		must(t, err)
+	}
+	_, err = h.WriteAt(data[:1], 4*int64(mib))
+	wantErr(t, err, ErrNoSpace)
+	_, err = h.WriteAt(data[:2], MaxBlobBytes-1)
+	wantErr(t, err, ErrTooLarge)
+	wantErr(t, f.Truncate(MaxBlobBytes+1), ErrTooLarge)
+	_, err = h.WriteAt(data, 0) // overwriting takes nothing
+	must(t, err)
+	must(t, f.Truncate(10))
+	if s := fx.Stats(); s.StagingBytes != 10 || f.Size() != 10 {
+		t.Errorf("stats %+v, size %d", s, f.Size())
+	}
+}
+
+func TestArenaSizeIsSetOnce(t *testing.T) {
+	fx := newFixture(t, 64*mib)
+	e, h := fx.stage("a", mib, alice)
+	f := h.File()
+	must(t, f.Truncate(mib))
+	wantErr(t, f.Truncate(2*mib), ErrResize)
+	wantErr(t, f.Truncate(0), ErrResize)
+	_, err := h.WriteAt([]byte("xx"), int64(mib)-1)
+	wantErr(t, err, ErrResize)
+	_, err = h.WriteAt([]byte("x"), int64(mib)-1)
+	must(t, err)
+	h.Release()
+	_, h2, err := e.CreateArena("other.safetensors", alice)
+	must(t, err)
+	defer h2.Release()
+	_, err = h2.WriteAt([]byte("x"), 0)
+	wantErr(t, err, ErrResize)
+	_, _, err = e.CreateArena("other.safetensors", alice)
+	wantErr(t, err, ErrExists)
+	for _, name := range []string{"x.bin", "../x.safetensors", ".safetensors", ""} {
+		_, _, err = e.CreateArena(name, alice)
+		wantErr(t, err, ErrName)
+	}
+	_, _, err = e.CreateBlob("notes.txt", alice)
+	wantErr(t, err, ErrName)
+}
+
+func TestAllocationHasNoHoles(t *testing.T) {
+	for _, huge := range []bool{false, true} {
+		if huge {
+			if err := ProbeHugePages(NewOS()); err != nil {
+				t.Skipf("no huge pages: %v", err)
+			}
+		}
+		for _, size := range []uint64{1, 4 * kib, 2*mib - 1, 2 * mib, 7*mib + 123} {
+			fx := newFixture(t, 64*mib, func(o *Options) { o.HugePages = huge })
+			_, h := fx.stage("a", size, alice)
+			if got := allocated(t, h.FD()); got < size {
+				t.Errorf("huge %v: %d of %d bytes are allocated", huge, got, size)
+			}
+			if got, err := fileSize(h.FD()); err != nil || got != size {
+				t.Errorf("size %d (%v), want %d", got, err, size)
+			}
+			h.Release()
+			must(t, fx.Commit(context.Background(), "a", alice, false))
+			if s := fx.Stats(); (s.HugeArenas == 1) != (huge && size >= 2*mib) {
+				t.Errorf("huge %v, size %d: %d huge arenas", huge, size, s.HugeArenas)
+			}
+		}
+	}
+}

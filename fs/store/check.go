@@ -1,0 +1,72 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Check verifies the invariants: totals that agree with the files, states that agree with the tables, memfds that are
+// open exactly while something refers to them, and seals on all that is published. For tests.
+func (s *Store) Check() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+
+	var sum [buckets]uint64
+	for f := range s.files {
+		sum[f.in] += f.bytes
+		refs := len(f.handles)
+		if f.attached {
+			refs++
+		}
+		if f.refs < refs || f.refs == 0 {
+			fail("%s/%s: %d references, at least %d", f.entry.id, f.name, f.refs, refs)
+		}
+		if f.attached == (f.in == inDraining) {
+			fail("%s/%s: attached %v, bucket %d", f.entry.id, f.name, f.attached, f.in)
+		}
+		if size, err := fileSize(f.fd); err != nil {
+			fail("%s/%s: %v", f.entry.id, f.name, err)
+		} else if (f.kind == blob || f.sized) && !f.busy && f.refs == refs && size != f.bytes {
+			fail("%s/%s: has %d bytes, counts for %d", f.entry.id, f.name, size, f.bytes)
+		}
+	}
+	if sum != s.bytes {
+		fail("bytes %v, files have %v", s.bytes, sum)
+	}
+	if s.pending > s.bytes[inStaging]+s.bytes[inDraining] {
+		fail("pending %d of %v", s.pending, s.bytes)
+	}
+	table := func(name string, m map[string]*Entry, want State, in bucket) {
+		for id, e := range m {
+			if e.id != id || e.state != want {
+				fail("%s[%s]: id %s, state %d", name, id, e.id, e.state)
+			}
+			e.allFiles(func(f *File) {
+				if want == Tombstone {
+					return
+				}
+				if _, open := s.files[f]; !open || !f.attached || f.in != in {
+					fail("%s[%s]/%s: open %v, attached %v, bucket %d", name, id, f.name, open, f.attached, f.in)
+					return
+				}
+				if want != Published {
+					return
+				}
+				if seals, err := unix.FcntlInt(uintptr(f.fd), unix.F_GET_SEALS, 0); err != nil || seals&baseSeals != baseSeals {
+					fail("%s[%s]/%s: seals %#x (%v)", name, id, f.name, seals, err)
+				}
+				if f.writers > 0 {
+					fail("%s[%s]/%s: %d writers", name, id, f.name, f.writers)
+				}
+			})
+		}
+	}
+	table("entries", s.entries, Published, inCache)
+	table("staging", s.staging, Staging, inStaging)
+	table("tombs", s.tombs, Tombstone, inDraining)
+	return errors.Join(errs...)
+}

@@ -1,0 +1,271 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"overmind-fs/schema"
+)
+
+// Commit publishes a staging: it waits for the writers, checks the manifest against the files, seals these, reads the
+// seals back, and puts the entry in place of one with the same id, all or nothing. After an error the staging is what
+// it was, except that files may be sealed already; another Commit may follow. With noReplace an existing entry is
+// ErrExists.
+func (s *Store) Commit(ctx context.Context, id string, c Caller, noReplace bool) error {
+	e, files, err := s.beginCommit(id, c, noReplace)
+	if err != nil {
+		return fmt.Errorf("commit %s: %w", id, err)
+	}
+	m, err := s.prepare(ctx, e, files)
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer func() {
+		for _, f := range files {
+			f.unref()
+		}
+	}()
+	e.committing = false
+	if err == nil {
+		err = s.publish(e, m, c, noReplace)
+	}
+	if err != nil {
+		s.log.Warn("commit refused", "entry", id, "error", err)
+		if e.abandoned && e.state == Staging {
+			s.drop(e, "its filler let go of the lock")
+		}
+		return fmt.Errorf("commit %s: %w", id, err)
+	}
+	return nil
+}
+
+// beginCommit marks the staging and takes a reference to each of its files.
+func (s *Store) beginCommit(id string, c Caller, noReplace bool) (*Entry, []*File, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.staging[id]
+	switch {
+	case s.closed:
+		return nil, nil, ErrClosed
+	case e == nil:
+		return nil, nil, ErrNotFound
+	case !c.owns(e.owner):
+		return nil, nil, ErrNotOwner
+	case e.committing:
+		return nil, nil, ErrBusy
+	}
+	if err := s.mayReplace(e, c, noReplace); err != nil {
+		return nil, nil, err
+	}
+	var files []*File
+	e.allFiles(func(f *File) { files = append(files, f) })
+	for _, f := range files {
+		if f.busy {
+			return nil, nil, ErrBusy
+		}
+	}
+	for _, f := range files {
+		f.refs++
+	}
+	e.committing = true
+	return e, files, nil
+}
+
+func (s *Store) mayReplace(e *Entry, c Caller, noReplace bool) error {
+	old := s.entries[e.id]
+	switch {
+	case old == nil:
+		return nil
+	case noReplace:
+		return ErrExists
+	case old.owner.UID != e.owner.UID && c.UID != 0:
+		return ErrNotOwner
+	}
+	return nil
+}
+
+// prepare does the slow part of a commit, without s.mu.
+func (s *Store) prepare(ctx context.Context, e *Entry, files []*File) (*schema.Manifest, error) {
+	if err := s.waitWriters(ctx, e, files); err != nil {
+		return nil, err
+	}
+	m, err := s.readManifest(e)
+	if err != nil {
+		return nil, err
+	}
+	deadline := time.Now().Add(s.opts.CommitWait)
+	for _, f := range files {
+		if err := s.sealFile(ctx, f, deadline); err != nil {
+			return nil, err
+		}
+	}
+	return m, nil
+}
+
+// waitWriters waits until no handle for writing is open. A client's close comes before the release that the daemon
+// sees, so a commit may be early.
+func (s *Store) waitWriters(ctx context.Context, e *Entry, files []*File) error {
+	timeout := time.NewTimer(s.opts.CommitWait)
+	defer timeout.Stop()
+	for {
+		name := s.writtenFile(files)
+		if name == "" {
+			return nil
+		}
+		select {
+		case <-e.released:
+		case <-timeout.C:
+			if s.writtenFile(files) == "" {
+				return nil
+			}
+			return fmt.Errorf("%w: %s", ErrWriters, name)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (s *Store) writtenFile(files []*File) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range files {
+		if f.writers > 0 {
+			return f.name
+		}
+	}
+	return ""
+}
+
+// readManifest decodes and validates the staged manifest, and checks the files against the kernel's idea of them.
+func (s *Store) readManifest(e *Entry) (*schema.Manifest, error) {
+	s.mu.Lock()
+	manifest, structure := e.blobs[ManifestName], e.blobs[StructureName]
+	arenas := make(map[string]uint64, len(e.arenas))
+	var bad error
+	e.allFiles(func(f *File) {
+		size, err := fileSize(f.fd)
+		switch {
+		case err != nil:
+			bad = err
+		case f.kind == arena && !f.sized:
+			bad = fmt.Errorf("%w: %s has no size", ErrIncomplete, f.name)
+		case size != f.bytes:
+			bad = fmt.Errorf("%w: %s has %d bytes, %d were allocated", ErrIncomplete, f.name, size, f.bytes)
+		case f.kind == arena:
+			arenas[f.name] = size
+		}
+	})
+	s.mu.Unlock()
+	if bad != nil {
+		return nil, bad
+	}
+	for name, f := range map[string]*File{ManifestName: manifest, StructureName: structure} {
+		if f == nil {
+			return nil, fmt.Errorf("%w: no %s", ErrIncomplete, name)
+		}
+	}
+	m, err := decodeFile(manifest)
+	if err != nil {
+		return nil, err
+	}
+	return m, m.Validate(schema.Files{ID: e.id, Arenas: arenas, StructureNbytes: structure.Size()})
+}
+
+// decodeFile decodes a manifest from a mapping, so that a large one does not take its size once more.
+func decodeFile(f *File) (*schema.Manifest, error) {
+	size := f.Size()
+	if size == 0 {
+		return nil, fmt.Errorf("%w: empty", schema.ErrMalformed)
+	}
+	buf, err := unix.Mmap(f.fd, 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map manifest: %w", err)
+	}
+	defer func() { _ = unix.Munmap(buf) }()
+	return schema.Decode(buf)
+}
+
+// sealFile seals one file, waiting for mappings of closed handles to go away, and reads the seals back.
+func (s *Store) sealFile(ctx context.Context, f *File, deadline time.Time) error {
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		err := seal(s.os, f.fd)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("%s: %w", f.name, err)
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: %w: mapped for writing", f.name, ErrBusy)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	ok, err := sealed(s.os, f.fd)
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.name, err)
+	}
+	if !ok {
+		return fmt.Errorf("%s: %w", f.name, ErrSeals)
+	}
+	return nil
+}
+
+// publish puts the entry in place.
+func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) error {
+	if s.staging[e.id] != e {
+		return ErrNotFound // dropped while it was sealed
+	}
+	if err := s.mayReplace(e, c, noReplace); err != nil {
+		return err
+	}
+	old := s.entries[e.id]
+	if old == nil {
+		if err := s.reserveEntry(); err != nil {
+			return err
+		}
+	} else {
+		e.pinned = old.pinned // what people pin is the name
+		s.evict(old, replaceReason(old.manifest, m))
+	}
+	e.state, e.manifest, e.lastUse = Published, m, s.opts.Now()
+	e.allFiles(func(f *File) { f.move(inCache) })
+	delete(s.staging, e.id)
+	delete(s.tombs, e.id)
+	s.entries[e.id] = e
+	s.counters.FillsCommitted++
+	s.log.Info("published", "entry", e.id, "bytes", e.info().Bytes, "arenas", len(e.arenas), "uid", e.owner.UID)
+	return nil
+}
+
+func replaceReason(old, m *schema.Manifest) Reason {
+	if m.Scope != "" && old.Scope == m.Scope && old.CreatedNS < m.CreatedNS {
+		return ReasonSuperseded
+	}
+	return ReasonReplaced
+}
+
+// reserveEntry makes room for one more entry under MaxEntries.
+func (s *Store) reserveEntry() error {
+	excess := len(s.entries) + 1 - s.opts.MaxEntries
+	if s.opts.MaxEntries == 0 || excess <= 0 {
+		return nil
+	}
+	victims, _ := s.victims(func(_ uint64, n int) bool { return n >= excess })
+	if len(victims) < excess {
+		s.counters.Refused++
+		s.log.Warn("too many entries, nothing was evicted", "entries", len(s.entries), "max_entries", s.opts.MaxEntries)
+		return fmt.Errorf("%w for one more of %d entries", ErrNoSpace, s.opts.MaxEntries)
+	}
+	for _, v := range victims {
+		s.evict(v, ReasonMaxEntries)
+	}
+	return nil
+}

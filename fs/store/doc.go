@@ -1,0 +1,15 @@
+// Package store keeps cached pipelines in sealed memfds. It knows entries, staging, leases, the byte budget and
+// eviction, and nothing of FUSE.
+//
+// An Entry starts as staging (Begin), gets files (CreateArena, CreateBlob), and is published whole by Commit; after
+// that nothing in it changes until it leaves. It leaves by eviction (Evict, or to make room), by replacement (a Commit
+// of the same id), or by Unlink of a file in it, which leaves a tombstone: the names without the bytes, so that
+// "rm -r" can walk on.
+//
+// The memory of a File lives until the entry has let go of it and the last Handle is released; in between its bytes
+// count as draining. An open handle on an arena of a published entry is a lease: an entry with a lease is never
+// evicted to make room.
+//
+// One mutex guards all of it. Slow work (allocating, waiting for writers, sealing) runs outside the mutex on files
+// that it holds a reference to.
+package store

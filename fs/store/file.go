@@ -1,0 +1,195 @@
+package store
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+type fileKind int
+
+const (
+	blob  fileKind = iota // manifest, structure.pkl: grows by writing
+	arena                 // gets its size and all of its memory at once
+)
+
+// File is the memfd of an arena, a manifest or a structure.pkl.
+type File struct {
+	store  *Store
+	entry  *Entry
+	name   string
+	kind   fileKind
+	serial uint64
+
+	writing sync.Mutex // held while a blob is written, so that its size and its bytes agree; taken before store.mu
+
+	// guarded by store.mu
+	fd       int // valid while refs > 0
+	refs     int // the entry, every handle, and slow work under way
+	attached bool
+	in       bucket
+	bytes    uint64 // what it counts for; for a blob also its size
+	sized    bool   // an arena that has its memory
+	busy     bool   // an arena that is being allocated
+	huge     bool
+	mtime    time.Time
+	handles  map[*Handle]struct{}
+	writers  int
+}
+
+// Name is the name in its folder.
+func (f *File) Name() string { return f.name }
+
+// Entry is what the file belongs, or belonged, to.
+func (f *File) Entry() *Entry { return f.entry }
+
+// Serial is a number that no other entry or file of this store ever has.
+func (f *File) Serial() uint64 { return f.serial }
+
+// Size returns the size in bytes, 0 for an arena before its ftruncate.
+func (f *File) Size() uint64 {
+	f.store.mu.Lock()
+	defer f.store.mu.Unlock()
+	if f.kind == arena && !f.sized {
+		return 0
+	}
+	return f.bytes
+}
+
+// ModTime is the time of the last write to a blob, of the creation of an arena.
+func (f *File) ModTime() time.Time {
+	f.store.mu.Lock()
+	defer f.store.mu.Unlock()
+	return f.mtime
+}
+
+// Handle is an open file. It keeps the memory until Release.
+type Handle struct {
+	file     *File
+	pid      int
+	write    bool
+	released bool // guarded by store.mu
+}
+
+// File is what the handle is open on.
+func (h *Handle) File() *File { return h.file }
+
+// FD returns the memfd, valid until Release. It must not be closed.
+func (h *Handle) FD() int { return h.file.fd }
+
+// Open opens the file; pid is the process that asks, for Info.LeasePIDs.
+func (f *File) Open(write bool, pid int) (*Handle, error) {
+	f.store.mu.Lock()
+	defer f.store.mu.Unlock()
+	e := f.entry
+	switch {
+	case !f.attached:
+		return nil, ErrNotFound // evicted or unlinked while its name was being resolved
+	case write && e.state != Staging:
+		return nil, ErrReadOnly
+	case write && e.committing:
+		return nil, ErrBusy
+	}
+	return f.open(write, pid), nil
+}
+
+func (f *File) open(write bool, pid int) *Handle {
+	h := &Handle{file: f, write: write, pid: pid}
+	f.handles[h] = struct{}{}
+	f.refs++
+	if write {
+		f.writers++
+	}
+	return h
+}
+
+// Release closes the handle; the second call does nothing.
+func (h *Handle) Release() {
+	f := h.file
+	f.store.mu.Lock()
+	defer f.store.mu.Unlock()
+	if h.released {
+		return
+	}
+	h.released = true
+	delete(f.handles, h)
+	if h.write {
+		f.writers--
+		select {
+		case f.entry.released <- struct{}{}:
+		default:
+		}
+	}
+	f.unref()
+}
+
+// unref drops one reference and frees the memory with the last one.
+func (f *File) unref() {
+	f.refs--
+	if f.refs > 0 {
+		return
+	}
+	_ = unix.Close(f.fd) // a memfd has nothing to flush
+	f.fd = -1
+	f.store.bytes[f.in] -= f.bytes
+	f.bytes = 0
+	delete(f.store.files, f)
+}
+
+// move makes the bytes count elsewhere.
+func (f *File) move(to bucket) {
+	f.store.bytes[f.in] -= f.bytes
+	f.store.bytes[to] += f.bytes
+	f.in = to
+}
+
+// grow adds to, or takes from, what the file counts for.
+func (f *File) grow(delta int64) {
+	f.bytes += uint64(delta) // two's complement: also right for a negative delta
+	f.store.bytes[f.in] += uint64(delta)
+}
+
+// release takes the file out of its entry.
+func (f *File) detach() {
+	if !f.attached {
+		return
+	}
+	f.attached = false
+	f.move(inDraining)
+	f.unref()
+}
+
+// create makes a new file in a staging.
+func (e *Entry) create(kind fileKind, dir, name string, pid int) (*File, *Handle, error) {
+	s := e.store
+	fd, err := newMemfd(s.os, "overmind:"+name)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case e.state == Published:
+		err = ErrReadOnly
+	case e.state != Staging || (dir == TensorsName && !e.hasTensors):
+		err = ErrNotFound
+	case e.committing:
+		err = ErrBusy
+	case e.names(dir)[name] != nil:
+		err = ErrExists
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, nil, fmt.Errorf("create %s: %w", name, err)
+	}
+	f := &File{
+		store: s, entry: e, name: name, kind: kind, serial: s.nextSerial(),
+		fd: fd, refs: 1, attached: true, in: inStaging, mtime: s.opts.Now(),
+		handles: map[*Handle]struct{}{},
+	}
+	e.names(dir)[name] = f
+	s.files[f] = struct{}{}
+	return f, f.open(true, pid), nil
+}

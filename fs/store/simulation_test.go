@@ -1,0 +1,125 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Several clients do random things at once. Whatever they meet, the invariants hold, nothing exceeds the budget, and
+// at the end every byte comes back.
+func TestSimulation(t *testing.T) {
+	const (
+		clients = 8
+		steps   = 150
+		budget  = 24 << 20
+	)
+	fx := newFixture(t, budget, func(o *Options) {
+		o.MaxEntries = 5
+		o.CommitWait = 5 * time.Millisecond
+		o.Now = time.Now
+	})
+	var wg sync.WaitGroup
+	for c := range clients {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(c), 1))
+			who := Caller{UID: uint32(1000 + c%3), PID: 100 + c}
+			var leases []*Handle
+			for range steps {
+				id := fmt.Sprint("e", rng.IntN(6))
+				switch rng.IntN(8) {
+				case 0, 1, 2:
+					simulateFill(fx, rng, id, who)
+				case 3, 4:
+					if e, err := fx.Published(id); err == nil {
+						e.Hit()
+						if f, err := e.File(TensorsName, "model.safetensors"); err == nil {
+							if h, err := f.Open(false, who.PID); err == nil {
+								leases = append(leases, h)
+							}
+						}
+					}
+				case 5:
+					_ = fx.Evict(id, who)
+				case 6:
+					if e, err := fx.Published(id); err == nil {
+						_ = e.Unlink("", ManifestName, who)
+						_ = e.SetPinned(who, rng.IntN(2) == 0)
+					}
+				case 7:
+					if n := len(leases); n > 0 {
+						leases[n-1].Release()
+						leases = leases[:n-1]
+					}
+				}
+				if err := fx.Check(); err != nil {
+					t.Error(err)
+					return
+				}
+				if s := fx.Stats(); s.CachedBytes+s.StagingBytes+s.DrainingBytes > budget || s.Entries > 5 {
+					t.Errorf("over the limit: %+v", s)
+					return
+				}
+			}
+			for _, h := range leases {
+				h.Release()
+			}
+		})
+	}
+	wg.Wait()
+	if s := fx.Stats(); s.Counters.FillsCommitted == 0 || s.Counters.Evictions[ReasonRoom] == 0 {
+		t.Errorf("nothing happened: %+v", s)
+	}
+}
+
+func simulateFill(fx *fixture, rng *rand.Rand, id string, who Caller) {
+	e, err := fx.Begin(id, who)
+	if err != nil {
+		return
+	}
+	drop := func() {
+		if err := fx.Drop(id, who); err != nil && !errors.Is(err, ErrNotFound) {
+			fx.t.Error(err)
+		}
+	}
+	if err := e.MakeTensors(who); err != nil {
+		fx.t.Error(err)
+		return
+	}
+	f, h, err := e.CreateArena("model.safetensors", who)
+	if err != nil {
+		fx.t.Error(err)
+		return
+	}
+	size := rng.Uint64N(8*mib) + 1
+	if f.Truncate(size) != nil || rng.IntN(10) == 0 {
+		h.Release()
+		drop()
+		return
+	}
+	for name, data := range map[string][]byte{StructureName: make([]byte, 100), ManifestName: encodedManifest(id, size)} {
+		_, bh, err := e.CreateBlob(name, who)
+		if err == nil {
+			_, err = bh.WriteAt(data, 0)
+			bh.Release()
+		}
+		if err != nil {
+			h.Release()
+			drop()
+			return
+		}
+	}
+	if rng.IntN(10) == 0 {
+		time.AfterFunc(time.Millisecond, h.Release)
+	} else {
+		h.Release()
+	}
+	if fx.Commit(context.Background(), id, who, false) != nil {
+		h.Release()
+		drop()
+	}
+}

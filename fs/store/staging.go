@@ -1,0 +1,157 @@
+package store
+
+import (
+	"fmt"
+
+	"overmind-fs/schema"
+)
+
+// Begin makes an empty staging.
+func (s *Store) Begin(id string, c Caller) (*Entry, error) {
+	if !schema.ValidID(id) {
+		return nil, fmt.Errorf("%w: %q", ErrName, id)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
+	}
+	if s.staging[id] != nil {
+		return nil, ErrExists
+	}
+	e := &Entry{
+		store: s, id: id, serial: s.nextSerial(), owner: c, created: s.opts.Now(), state: Staging,
+		hadLock: s.locks[id][c.PID] > 0,
+		blobs:   map[string]*File{}, arenas: map[string]*File{},
+		released: make(chan struct{}, 1),
+	}
+	s.staging[id] = e
+	s.counters.FillsStarted++
+	s.log.Debug("fill started", "entry", id, "uid", c.UID, "pid", c.PID)
+	return e, nil
+}
+
+// MakeTensors makes the folder of the arenas in a staging.
+func (e *Entry) MakeTensors(c Caller) error {
+	e.store.mu.Lock()
+	defer e.store.mu.Unlock()
+	switch {
+	case e.state == Published || e.state == Tombstone:
+		return ErrReadOnly
+	case e.state != Staging:
+		return ErrNotFound
+	case !c.owns(e.owner):
+		return ErrNotOwner
+	case e.hasTensors:
+		return ErrExists
+	}
+	e.hasTensors = true
+	return nil
+}
+
+// CreateArena makes an arena without a size in a staging and opens it for writing.
+func (e *Entry) CreateArena(name string, c Caller) (*File, *Handle, error) {
+	if !schema.ValidArenaName(name) {
+		return nil, nil, fmt.Errorf("%w: %q", ErrName, name)
+	}
+	if !c.owns(e.owner) {
+		return nil, nil, ErrNotOwner
+	}
+	return e.create(arena, TensorsName, name, c.PID)
+}
+
+// CreateBlob makes an empty manifest or structure.pkl in a staging and opens it for writing.
+func (e *Entry) CreateBlob(name string, c Caller) (*File, *Handle, error) {
+	if name != ManifestName && name != StructureName {
+		return nil, nil, fmt.Errorf("%w: %q", ErrName, name)
+	}
+	if !c.owns(e.owner) {
+		return nil, nil, ErrNotOwner
+	}
+	return e.create(blob, "", name, c.PID)
+}
+
+// Drop removes a staging with everything in it.
+func (s *Store) Drop(id string, c Caller) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.staging[id]
+	if e == nil {
+		return ErrNotFound
+	}
+	if !c.owns(e.owner) {
+		return ErrNotOwner
+	}
+	s.drop(e, "removed")
+	return nil
+}
+
+func (s *Store) drop(e *Entry, why string) {
+	s.detach(e)
+	delete(s.staging, e.id)
+	s.counters.FillsFailed++
+	s.log.Info("staging dropped", "entry", e.id, "why", why, "uid", e.owner.UID, "pid", e.owner.PID)
+}
+
+// LockHandle is one open file locks/<id>. The lock itself is kept by the kernel; the store only wants to know when the
+// filler lets go of it.
+type LockHandle struct {
+	store    *Store
+	id       string
+	pid      int
+	released bool // guarded by store.mu
+}
+
+// OpenLock records an open handle of process pid on the lock of id.
+func (s *Store) OpenLock(id string, pid int) (*LockHandle, error) {
+	if !schema.ValidID(id) {
+		return nil, fmt.Errorf("%w: %q", ErrName, id)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.locks[id] == nil {
+		s.locks[id] = map[int]int{}
+	}
+	s.locks[id][pid]++
+	return &LockHandle{store: s, id: id, pid: pid}, nil
+}
+
+// LockIDs returns the ids whose locks are open.
+func (s *Store) LockIDs() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := make([]string, 0, len(s.locks))
+	for id := range s.locks {
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// Release forgets the handle. With the last one of the process that fills the id, its staging is dropped: it died or
+// gave up. A process that opened the lock again since keeps its staging, so a late Release cannot hit a new fill.
+func (h *LockHandle) Release() {
+	s := h.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h.released {
+		return
+	}
+	h.released = true
+	byPID := s.locks[h.id]
+	byPID[h.pid]--
+	if byPID[h.pid] > 0 {
+		return
+	}
+	delete(byPID, h.pid)
+	if len(byPID) == 0 {
+		delete(s.locks, h.id)
+	}
+	e := s.staging[h.id]
+	switch {
+	case e == nil || !e.hadLock || e.owner.PID != h.pid:
+	case e.committing:
+		e.abandoned = true
+	default:
+		s.drop(e, "its filler let go of the lock")
+	}
+}

@@ -1,0 +1,64 @@
+package store
+
+// Counters count since the start.
+type Counters struct {
+	FillsStarted   uint64
+	FillsCommitted uint64
+	FillsFailed    uint64 // dropped stagings
+	Hits           uint64
+	Refused        uint64 // requests that did not fit
+	Evictions      map[Reason]uint64
+}
+
+// Stats is a snapshot of the totals.
+type Stats struct {
+	MaxBytes      uint64
+	MaxEntries    int
+	CachedBytes   uint64
+	StagingBytes  uint64
+	DrainingBytes uint64
+	PinnedBytes   uint64 // part of CachedBytes
+	Entries       int
+	Stagings      int
+	Leases        int // on published entries
+	HugeArenas    int // published arenas on huge pages
+	Arenas        int // published arenas
+	Counters      Counters
+}
+
+// Stats returns a snapshot.
+func (s *Store) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := Stats{
+		MaxBytes: s.opts.MaxBytes, MaxEntries: s.opts.MaxEntries,
+		CachedBytes: s.bytes[inCache], StagingBytes: s.bytes[inStaging], DrainingBytes: s.bytes[inDraining],
+		Entries: len(s.entries), Stagings: len(s.staging), Counters: s.counters,
+	}
+	out.Counters.Evictions = make(map[Reason]uint64, len(Reasons))
+	for _, r := range Reasons {
+		out.Counters.Evictions[r] = s.counters.Evictions[r]
+	}
+	for _, e := range s.entries {
+		e.allFiles(func(f *File) {
+			if e.pinned {
+				out.PinnedBytes += f.bytes
+			}
+			if f.kind == arena {
+				out.Leases += len(f.handles)
+				out.Arenas++
+				if f.huge {
+					out.HugeArenas++
+				}
+			}
+		})
+	}
+	return out
+}
+
+// Full returns how many bytes there are and how many could still be filled, for statfs.
+func (s *Store) Full() (total, free uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.opts.MaxBytes, shortfall(s.opts.MaxBytes, s.used())
+}

@@ -1,0 +1,175 @@
+package store
+
+import (
+	"log/slog"
+	"sort"
+	"sync"
+	"time"
+)
+
+// MaxBlobBytes is the largest manifest or structure.pkl, in bytes.
+const MaxBlobBytes = 1 << 30
+
+// TombstoneLife is how long the emptied folder of an entry stays after an unlink inside it.
+const TombstoneLife = 10 * time.Second
+
+// Options configure a Store.
+type Options struct {
+	MaxBytes   uint64 // cached, staging and draining bytes together
+	MaxEntries int    // published entries; 0: no limit
+	HugePages  bool   // try to allocate huge pages
+	OS         OS
+	Logger     *slog.Logger
+	// CommitWait bounds each of the two waits of a commit, for writers and for writable mappings; 0: one second.
+	CommitWait time.Duration
+	Now        func() time.Time // nil: time.Now
+}
+
+// Caller is who asks. PID is the process (not the thread), 0 when it is not visible.
+type Caller struct {
+	UID, GID uint32
+	PID      int
+}
+
+// owns says whether the caller may change what owner made.
+func (c Caller) owns(owner Caller) bool { return c.UID == 0 || c.UID == owner.UID }
+
+// bucket says which total the bytes of a file count in.
+type bucket int
+
+const (
+	inStaging bucket = iota
+	inCache
+	inDraining // let go by the entry, kept by open handles
+	buckets
+)
+
+// Store holds the entries. All methods may be called concurrently.
+type Store struct {
+	opts Options
+	os   *OS
+	log  *slog.Logger
+
+	mu       sync.Mutex // guards everything below and, where their comments say so, fields of entries and files
+	closed   bool
+	serial   uint64            // last serial number given out
+	entries  map[string]*Entry // published
+	staging  map[string]*Entry
+	tombs    map[string]*Entry      // emptied folders, until they expire
+	locks    map[string]map[int]int // id -> process -> open lock handles
+	files    map[*File]struct{}     // every file with an open memfd
+	bytes    [buckets]uint64
+	pending  uint64 // part of bytes that is being allocated, and so not yet missing from the free memory
+	counters Counters
+}
+
+// New returns an empty store.
+func New(opts Options) *Store {
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	if opts.CommitWait == 0 {
+		opts.CommitWait = time.Second
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Store{
+		opts:     opts,
+		os:       &opts.OS,
+		log:      opts.Logger,
+		entries:  map[string]*Entry{},
+		staging:  map[string]*Entry{},
+		tombs:    map[string]*Entry{},
+		locks:    map[string]map[int]int{},
+		files:    map[*File]struct{}{},
+		counters: Counters{Evictions: map[Reason]uint64{}},
+	}
+}
+
+// Close lets go of all entries and refuses new ones. Memory under open handles goes with the process.
+func (s *Store) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for _, e := range s.entries {
+		s.detach(e)
+	}
+	for _, e := range s.staging {
+		s.detach(e)
+	}
+	clear(s.entries)
+	clear(s.staging)
+	clear(s.tombs)
+}
+
+func (s *Store) nextSerial() uint64 {
+	s.serial++
+	return s.serial
+}
+
+// Published returns the entry of that name, also when only its tombstone is left.
+func (s *Store) Published(id string) (*Entry, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.published(id); e != nil {
+		return e, nil
+	}
+	return nil, ErrNotFound
+}
+
+func (s *Store) published(id string) *Entry {
+	if e := s.entries[id]; e != nil {
+		return e
+	}
+	return s.tomb(id)
+}
+
+// tomb returns the tombstone of that name and forgets it when it has expired.
+func (s *Store) tomb(id string) *Entry {
+	e := s.tombs[id]
+	if e != nil && s.opts.Now().After(e.tomb.expires) {
+		delete(s.tombs, id)
+		return nil
+	}
+	return e
+}
+
+// PublishedIDs returns the names of all entries and tombstones, sorted.
+func (s *Store) PublishedIDs() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := make([]string, 0, len(s.entries)+len(s.tombs))
+	for id := range s.entries {
+		ids = append(ids, id)
+	}
+	for id := range s.tombs {
+		if s.entries[id] == nil && s.tomb(id) != nil {
+			ids = append(ids, id)
+		}
+	}
+	sort.Strings(ids)
+	return ids
+}
+
+// Staging returns the fill under way of that name.
+func (s *Store) Staging(id string) (*Entry, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.staging[id]; e != nil {
+		return e, nil
+	}
+	return nil, ErrNotFound
+}
+
+// StagingIDs returns the names of all fills under way, sorted.
+func (s *Store) StagingIDs() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := make([]string, 0, len(s.staging))
+	for id := range s.staging {
+		ids = append(ids, id)
+	}
+	sort.Strings(ids)
+	return ids
+}

@@ -1,0 +1,110 @@
+package fs
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"syscall"
+
+	fusefs "github.com/hanwen/go-fuse/v2/fs"
+
+	"overmind-fs/fs/store"
+)
+
+var (
+	_ fusefs.NodeGetxattrer    = (*entryDir)(nil)
+	_ fusefs.NodeSetxattrer    = (*entryDir)(nil)
+	_ fusefs.NodeListxattrer   = (*entryDir)(nil)
+	_ fusefs.NodeRemovexattrer = (*entryDir)(nil)
+)
+
+// Extended attributes of a published entry.
+const (
+	AttrPrefix    = "user.overmind."
+	AttrPinned    = AttrPrefix + "pinned"
+	AttrHits      = AttrPrefix + "hits"
+	AttrLeases    = AttrPrefix + "leases"
+	AttrLeasePIDs = AttrPrefix + "lease_pids"
+	AttrBytes     = AttrPrefix + "bytes"
+	AttrLastUse   = AttrPrefix + "last_use"
+)
+
+var attributes = []struct {
+	name  string
+	value func(store.Info) string
+}{
+	{AttrPinned, func(i store.Info) string {
+		if i.Pinned {
+			return "1"
+		}
+		return "0"
+	}},
+	{AttrHits, func(i store.Info) string { return strconv.FormatUint(i.Hits, 10) }},
+	{AttrLeases, func(i store.Info) string { return strconv.Itoa(i.Leases) }},
+	{AttrLeasePIDs, func(i store.Info) string {
+		pids := make([]string, len(i.LeasePIDs))
+		for k, pid := range i.LeasePIDs {
+			pids[k] = strconv.Itoa(pid)
+		}
+		return strings.Join(pids, ",")
+	}},
+	{AttrBytes, func(i store.Info) string { return strconv.FormatUint(i.Bytes, 10) }},
+	{AttrLastUse, func(i store.Info) string { return strconv.FormatInt(i.LastUse.Unix(), 10) }},
+}
+
+// answer copies a value, or only tells its size when dest is too small.
+func answer(value string, dest []byte) (uint32, syscall.Errno) {
+	if len(dest) < len(value) {
+		return uint32(len(value)), toErrno(errRange)
+	}
+	return uint32(copy(dest, value)), 0
+}
+
+// Getxattr reads one attribute.
+func (d *entryDir) Getxattr(_ context.Context, attr string, dest []byte) (uint32, syscall.Errno) {
+	info := d.entry.Info()
+	if info.State == store.Published {
+		for _, a := range attributes {
+			if a.name == attr {
+				return answer(a.value(info), dest)
+			}
+		}
+	}
+	return 0, toErrno(errNoAttribute)
+}
+
+// Listxattr lists the attributes that are readable.
+func (d *entryDir) Listxattr(_ context.Context, dest []byte) (uint32, syscall.Errno) {
+	if d.entry.State() != store.Published {
+		return 0, 0
+	}
+	var names strings.Builder
+	for _, a := range attributes {
+		names.WriteString(a.name + "\x00")
+	}
+	return answer(names.String(), dest)
+}
+
+// Setxattr pins and unpins.
+func (d *entryDir) Setxattr(ctx context.Context, attr string, data []byte, _ uint32) syscall.Errno {
+	if attr != AttrPinned {
+		if strings.HasPrefix(attr, AttrPrefix) {
+			return toErrno(errForbidden)
+		}
+		return toErrno(errUnsupported)
+	}
+	switch string(data) {
+	case "1", "0":
+		return toErrno(d.entry.SetPinned(callerOf(ctx), string(data) == "1"))
+	default:
+		return toErrno(errArgument)
+	}
+}
+
+// Removexattr is refused: all attributes always exist.
+func (d *entryDir) Removexattr(_ context.Context, attr string) syscall.Errno {
+	if strings.HasPrefix(attr, AttrPrefix) {
+		return toErrno(errForbidden)
+	}
+	return toErrno(errUnsupported)
+}
