@@ -94,10 +94,9 @@ func New(opts Options) (*Mount, error) {
 		defer close(m.done)
 		server.Serve()
 	}()
-	if err := server.WaitMount(); err != nil {
-		_ = Detach(opts.Dir, true)
-		return nil, fmt.Errorf("mount %s: %w", opts.Dir, err)
-	}
+	// server.WaitMount is not called on purpose. INIT has been answered, so there is nothing to wait for, and it opens a
+	// file of the mount to make the kernel stop asking about poll: a process that is killed in the middle of a request
+	// to itself can never end. Poll only matters to a process that opens files of the mount it serves.
 	return m, nil
 }
 

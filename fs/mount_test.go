@@ -106,6 +106,7 @@ func testMount(t *testing.T, change ...func(*overmindfs.Options, *store.Options)
 		_ = os.Remove(dir)
 		t.Fatal(err)
 	}
+	must(t, m.WaitMount())
 	t.Cleanup(func() {
 		eventually(t, "all handles released", func() bool {
 			st := s.Stats()

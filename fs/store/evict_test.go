@@ -184,20 +184,21 @@ func TestLockRelease(t *testing.T) {
 }
 
 func TestFillerDiesWhileCommitting(t *testing.T) {
-	fx := newFixture(t, 64*mib)
+	fx := newFixture(t, 64*mib, func(o *Options) { o.CommitWait = 500 * time.Millisecond })
 	lock, err := fx.OpenLock("a", alice.PID)
 	must(t, err)
 	_, h := fx.stage("a", mib, alice)
 	done := make(chan error, 1)
 	go func() { done <- fx.Commit(context.Background(), "a", alice, false) }()
-	for {
+	committing := func() bool {
 		fx.mu.Lock()
-		committing := fx.staging["a"] != nil && fx.staging["a"].committing
-		fx.mu.Unlock()
-		if committing {
-			break
+		defer fx.mu.Unlock()
+		return fx.staging["a"] != nil && fx.staging["a"].committing
+	}
+	for deadline := time.Now().Add(5 * time.Second); !committing(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the commit does not wait for the writer")
 		}
-		time.Sleep(time.Millisecond)
 	}
 	lock.Release()
 	wantErr(t, <-done, ErrWriters)
