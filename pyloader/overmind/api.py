@@ -1,4 +1,4 @@
-"""The public face: ``load``, ``monkey_patch_all``, ``unpatch_all``, ``stats``.
+"""The public face: ``load``, ``explain``, ``monkey_patch_all``, ``unpatch_all``, ``stats``.
 
 Importing this changes nothing and imports no library. Environment: ``OVERMIND_ROOT``, ``OVERMIND_DISABLE=1``,
 ``OVERMIND_STRICT=1``, ``OVERMIND_LOG_LEVEL``, ``OVERMIND_AUTOSTART=1``, ``OVERMIND_WAIT``, ``OVERMIND_TRUST``.
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from overmind.explain import Explanation, explain
 from overmind.patches import monkey_patch_all, unpatch_all
 from overmind.statistics import Load, Stats, snapshot
 
 P = ParamSpec('P')
 T = TypeVar('T')
 
-__all__ = ['Load', 'Stats', 'load', 'monkey_patch_all', 'stats', 'unpatch_all']
+__all__ = ['Explanation', 'Load', 'Stats', 'explain', 'load', 'monkey_patch_all', 'stats', 'unpatch_all']
 
 
 def load(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

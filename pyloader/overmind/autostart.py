@@ -44,6 +44,14 @@ def ensure_root(settings: Settings) -> str | None:
     return _started
 
 
+def running_root(settings: Settings) -> str | None:
+    """What ensure_root would give if it started nothing."""
+    if settings.root is not None or not settings.autostart:
+        return settings.root
+    folder = _started or mount_folder()
+    return folder if _is_up(folder, settings.deadline_seconds) else None
+
+
 def mount_folder() -> str:
     """Where this user's daemon is mounted: below a private folder that the system made for the user, or else in the
     folder for temporary files. Made if it is not there; StoreError if it is not ours alone."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overmind import statistics
 from overmind.errors import Bypass, OvermindError, StoreError, Unkeyable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey, lookup
 from overmind.logs import configure, logger, warn_once
+from overmind.manifest import Manifest
 from overmind.nesting import inside, uncached
 from overmind.references import References, Registry, arguments
 from overmind.settings import Settings, current
 from overmind.statistics import Load
-from overmind.store import OpenEntry, Store
+from overmind.store import Lock, OpenEntry, Store
+
+if TYPE_CHECKING:
+    from overmind.handover import Parcel
 
 _registry = Registry()
 _stores: dict[tuple[str, float, str], Store] = {}
@@ -39,6 +43,34 @@ def cached_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return _Session(fn, args, kwargs, settings, patched).run()
 
 
+def prepare(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings
+) -> tuple[Store, LookupKey, References]:
+    """What a load needs before it looks for its entry. Raises OvermindError where the cache cannot be used."""
+    store = _store(settings)
+    key = lookup(fn, args, kwargs, _registry.token)
+    return store, key, References(_registry, arguments(fn, args, kwargs))
+
+
+def given_up(key: LookupKey) -> str | None:
+    """Why a load of this key could not be cached earlier in this process."""
+    return _given_up.get(key.digest)
+
+
+def stale(manifest: Manifest, key: LookupKey) -> str | None:
+    """Why an entry under the id of the key must not be used, or None."""
+    if not manifest.key or manifest.key[0] != ('digest', key.digest):
+        return 'its key is another one with the same beginning'
+    return inputs.check(manifest.sources, manifest.listings) or versions.check(manifest.distributions)
+
+
+def untrusted(owner: int, settings: Settings) -> str | None:
+    """Why the entries of a user must not be read, or None."""
+    if owner in settings.trust:
+        return None
+    return f"it belongs to uid {owner}, and a pickle of another user is that user's code; see OVERMIND_TRUST"
+
+
 def _nested(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A loader inside a loader that is being recorded: no cache, but its files are inputs."""
     for value in (*args, *kwargs.values()):
@@ -55,18 +87,23 @@ class _Session:
         self._settings, self._patched = settings, patched
         self._load = Load(loader=_name(fn))
         self._counted = False
+        self._raised = False  # by the real loader, so that it is the program's
 
     def run(self) -> Any:
         try:
             return self._through_cache()
-        except OvermindError as e:
-            if self._counted:
+        except Exception as e:
+            if self._counted or self._raised:
                 raise
-            return self._without(e)
+            return self._without(failure(e))
 
     def _call(self) -> Any:
-        with uncached():
-            return self._fn(*self._args, **self._kwargs)
+        try:
+            with uncached():
+                return self._fn(*self._args, **self._kwargs)
+        except BaseException:
+            self._raised = True
+            raise
 
     def _without(self, why: OvermindError) -> Any:
         """The real loader's object, one warning, one bypass counted."""
@@ -97,12 +134,10 @@ class _Session:
 
     def _through_cache(self) -> Any:
         start = time.perf_counter()
-        store = _store(self._settings)
-        key = self._key()
-        references = References(_registry, arguments(self._fn, self._args, self._kwargs))
+        store, key, references = prepare(self._fn, self._args, self._kwargs, self._settings)
         self._load.id = key.id
         self._load.seconds['key'] = time.perf_counter() - start
-        reason = _given_up.get(key.digest)
+        reason = given_up(key)
         if reason is not None:
             raise _Known(reason)
         hit, found = self._try_hit(store, key, references)
@@ -112,7 +147,9 @@ class _Session:
 
     # ---- hit
 
-    def _try_hit(self, store: Store, key: LookupKey, references: References) -> tuple[Any, bool]:
+    def _try_hit(
+        self, store: Store, key: LookupKey, references: References, outcome: statistics.Outcome = 'hit'
+    ) -> tuple[Any, bool]:
         start = time.perf_counter()
         try:
             entry = store.read(key.id)
@@ -120,11 +157,14 @@ class _Session:
                 self._load.reason = self._load.reason or 'not in the cache'
                 return None, False
             try:
-                stale = _stale(entry, key, self._settings)
+                why = untrusted(entry.owner, self._settings)
+                if why:
+                    raise StoreError(f'{key.id} is not read: {why}')
+                why = stale(entry.manifest, key)
                 self._load.seconds['open'] = time.perf_counter() - start
-                if stale:
-                    self._load.reason = stale
-                    logger.info('%s: the entry %s is out of date: %s', self._load.loader, key.id, stale)
+                if why:
+                    self._load.reason = why
+                    logger.info('%s: the entry %s is out of date: %s', self._load.loader, key.id, why)
                     return None, False
                 result = self._restore(entry, references)
             finally:
@@ -137,8 +177,8 @@ class _Session:
         self._load.access = 'read' if entry.copy else 'map'
         self._load.nbytes = sum(a.nbytes for a in entry.manifest.arenas)
         _registry.add(result, key.id)
-        self._count('hit')
-        logger.info('%s: hit, %s', self._load.loader, key.id)
+        self._count(outcome, self._load.reason if outcome == 'miss' else '')
+        logger.info('%s: %s, %s', self._load.loader, outcome, key.id)
         return result, True
 
     def _restore(self, entry: OpenEntry, references: References) -> Any:
@@ -151,7 +191,7 @@ class _Session:
         except MemoryError as e:
             raise StoreError(f'no memory to map {entry.manifest.id}: {e}') from e
         except OSError as e:
-            raise StoreError(f'{entry.manifest.id} cannot be mapped: {e}') from e
+            raise StoreError(f'{entry.manifest.id} cannot be mapped: {e.strerror or e}') from e
         except Exception as e:
             from overmind.errors import CorruptEntry
 
@@ -175,9 +215,48 @@ class _Session:
             raise StoreError(f'another process has been loading {key.id} for {self._settings.wait_seconds:g} s')
         try:
             hit, found = self._try_hit(store, key, references)
-            return hit if found else self._fill(store, key, references)
+            if found:
+                return hit
+            call = self._packed() if self._settings.fill == 'subprocess' else None
+            if call is not None:
+                return self._fill_elsewhere(store, lock, key, references, call)
+            return self._fill(store, key, references)
         finally:
             lock.release()
+
+    def _packed(self) -> Parcel | None:
+        """The call for another process; None where cached objects that only this one has are part of it."""
+        from overmind import fill_process
+
+        tokens: list[str] = []
+
+        def token(obj: Any) -> str | None:
+            found = _registry.token(obj)
+            if found is not None:
+                tokens.append(found)
+            return found
+
+        lookup(self._fn, self._args, self._kwargs, token)
+        return None if tokens else fill_process.pack((self._fn, self._args, self._kwargs))
+
+    def _fill_elsewhere(self, store: Store, lock: Lock, key: LookupKey, references: References, call: Parcel) -> Any:
+        """The loader runs in a process of its own; this one then reads the entry as it would on a hit."""
+        from overmind import fill_process
+
+        try:
+            self._load.id = fill_process.fill(store, lock, key, call, self._patched, self._load)
+        except fill_process.Raised as e:
+            self._raised = True
+            raise e.exception from e.cause
+        except Bypass as e:
+            _given_up[key.digest] = str(e)
+            raise
+        if self._load.id != key.id:
+            key = self._key()
+        result, found = self._try_hit(store, key, references, 'miss')
+        if not found:
+            raise StoreError(f'{key.id} was filled by another process and cannot be used: {self._load.reason}')
+        return result
 
     def _fill(self, store: Store, key: LookupKey, references: References) -> Any:
         from overmind.fill import Fill
@@ -185,38 +264,43 @@ class _Session:
         fill = Fill(store, references, self._load, self._patched)
         try:
             result = fill.run(self._call, key, self._key)
-        except OvermindError as e:
+        except Exception as e:
             if not fill.loaded:
                 raise
-            if isinstance(e, Bypass):
-                _given_up[key.digest] = str(e)
-            self._complain(e)
-            self._count('bypass', str(e))
+            # Not kept in a variable here: that would be a cycle, and the lease on the dropped staging would live on.
+            self._not_kept(failure(e), key)
             return fill.result
         _registry.add(result, key.id)
         self._count('miss', self._load.reason)
         logger.info('%s: filled %s', self._load.loader, key.id)
         return result
 
+    def _not_kept(self, why: OvermindError, key: LookupKey) -> None:
+        """The loader has run, and its result is the program's, but not the cache's."""
+        if isinstance(why, Bypass):
+            _given_up[key.digest] = str(why)
+        self._complain(why)
+        self._count('bypass', str(why))
+
 
 class _Known(Bypass):
     """A reason that was given before: no second warning for it."""
+
+
+def failure(e: Exception) -> OvermindError:
+    """An error that no part of this package foresaw is a failure of the cache like any other."""
+    if isinstance(e, OvermindError):
+        return e
+    logger.debug('unexpected', exc_info=e)
+    why = StoreError(f'unexpected {type(e).__name__}: {e}')
+    why.__cause__ = e
+    return why
 
 
 def _is_corrupt(e: StoreError) -> bool:
     from overmind.errors import CorruptEntry
 
     return isinstance(e, CorruptEntry)
-
-
-def _stale(entry: OpenEntry, key: LookupKey, settings: Settings) -> str | None:
-    """Why an entry must not be used, or None."""
-    manifest = entry.manifest
-    if entry.owner not in settings.trust:
-        return f"it belongs to uid {entry.owner}, and a pickle of another user is that user's code; see OVERMIND_TRUST"
-    if not manifest.key or manifest.key[0] != ('digest', key.digest):
-        return 'its key is another one with the same beginning'
-    return inputs.check(manifest.sources, manifest.listings) or versions.check(manifest.distributions)
 
 
 def _store(settings: Settings) -> Store:

@@ -40,6 +40,7 @@ class Fill:
     def __init__(self, store: Store, references: References, load: Load, patched: bool) -> None:
         self.result: Any = None
         self.loaded = False
+        self.id = ''
         self._store, self._references, self._stats, self._patched = store, references, load, patched
 
     def run(self, call: Call, key: LookupKey, rekey: Callable[[], LookupKey]) -> Any:
@@ -54,8 +55,10 @@ class Fill:
         self._stats.seconds['load'] = loaded - start
         if recorder.changed:
             raise Bypass(f'an input changed while it was loaded: {recorder.changed}')
-        if self._references.state() != arguments:
-            raise Bypass('the loader changed an object that was passed to it')
+        now = self._references.state()
+        changed = [at[0] for at, state in arguments.items() if now[at] != state]
+        if changed:
+            raise Bypass(f'the loader changed an object that was passed to it: argument {", ".join(changed)}')
         written = self._write(key, recorder, loaded - start)
         if self._patched:
             self._refuse_chance(call, before, written)
@@ -64,6 +67,7 @@ class Fill:
             if key.hub_unresolved:
                 key, lock = self._again(key, rekey)
                 written.manifest.id, written.manifest.key = key.id, _facts(key)
+            self.id = key.id
             return self._publish(key.id, written)
         finally:
             if lock is not None:
@@ -76,7 +80,7 @@ class Fill:
             return key, None
         lock = self._store.lock(new.id, 0, lambda: None)
         if lock is None:
-            raise Bypass('another process fills the same entry')
+            raise Bypass(f'another process is filling {new.id}')
         return new, lock
 
     def _write(self, key: LookupKey, recorder: inputs.Recorder, seconds: float) -> Written:
@@ -134,7 +138,10 @@ class Fill:
 
         try:
             chance.reseed()
-            other = call()
+            try:
+                other = call()
+            except Exception as e:
+                raise Bypass(f'loading again under another seed failed: {type(e).__name__}: {e}') from e
             table = Table()
             try:
                 structure, _ = dumps(other, table, self._references.targets())
@@ -192,7 +199,8 @@ class Fill:
         except StoreError:
             raise
         except Exception as e:
-            raise Unpicklable(f'the object cannot be rebuilt: {type(e).__name__}: {e}') from e
+            kind = f'{type(self.result).__module__}.{type(self.result).__qualname__}'
+            raise Unpicklable(f'the result ({kind}) cannot be rebuilt: {type(e).__name__}: {e}') from e
         return result if on_host else self.result
 
 

@@ -31,7 +31,11 @@ def safe(component: str) -> str:
 def _named(obj: Any, at: str, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(obj, torch.Tensor):
         yield at or 'tensor', obj
-    elif isinstance(obj, torch.nn.Module) and not isinstance(obj, torch.jit.ScriptModule):
+    elif isinstance(obj, torch.jit.ScriptModule):
+        dot = f'{at}.' if at else ''
+        for name, t in (*obj.named_parameters(remove_duplicate=False), *obj.named_buffers(remove_duplicate=False)):
+            yield f'{dot}{name}', t
+    elif isinstance(obj, torch.nn.Module):
         dot = f'{at}.' if at else ''
         for name, module in obj.named_modules(remove_duplicate=False):
             for tensors in (module._parameters, module._buffers):

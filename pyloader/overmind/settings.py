@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 Access = Literal['auto', 'map', 'read']
+Where = Literal['inline', 'subprocess']
 
 _LEVELS = ('debug', 'info', 'warning', 'error', 'critical')
 _ACCESS = ('auto', 'map', 'read')
+_FILL = ('inline', 'subprocess')
 _TRUE = ('1', 'true', 'yes', 'on')
 _FALSE = ('', '0', 'false', 'no', 'off')
 _FLAG = '1 or 0'
@@ -32,6 +34,7 @@ class Settings:
     autostart: bool = False  # OVERMIND_AUTOSTART: start a daemon when OVERMIND_ROOT is not set
     access: Access = 'auto'  # OVERMIND_ACCESS: how arenas are mapped
     populate: bool = False  # OVERMIND_POPULATE: fault mapped memory in at once
+    fill: Where = 'inline'  # OVERMIND_FILL: where a miss runs the real loader
 
 
 _VARIABLES = (
@@ -45,6 +48,7 @@ _VARIABLES = (
     'OVERMIND_AUTOSTART',
     'OVERMIND_ACCESS',
     'OVERMIND_POPULATE',
+    'OVERMIND_FILL',
 )
 _last: tuple[tuple[object, ...], Settings] | None = None
 
@@ -79,8 +83,9 @@ def _parse() -> Settings:
         deadline_seconds=_read('OVERMIND_DEADLINE', _positive, 3.0, 'seconds, more than 0'),
         trust=_trust(),
         autostart=_read('OVERMIND_AUTOSTART', _flag, False, _FLAG),
-        access=_read('OVERMIND_ACCESS', _access, 'auto', ', '.join(_ACCESS)),
+        access=_read('OVERMIND_ACCESS', lambda text: _one_of(_ACCESS, text), 'auto', ', '.join(_ACCESS)),
         populate=_read('OVERMIND_POPULATE', _flag, False, _FLAG),
+        fill=_read('OVERMIND_FILL', lambda text: _one_of(_FILL, text), 'inline', ', '.join(_FILL)),
     )
 
 
@@ -110,8 +115,8 @@ def _level(text: str) -> str:
     return text.lower()
 
 
-def _access(text: str) -> Any:
-    if text.lower() not in _ACCESS:
+def _one_of(words: tuple[str, ...], text: str) -> Any:
+    if text.lower() not in words:
         raise ValueError(text)
     return text.lower()
 

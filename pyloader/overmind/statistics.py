@@ -12,8 +12,8 @@ Outcome = Literal['hit', 'miss', 'bypass']
 @dataclass(slots=True)
 class Load:
     """One call. seconds: ``key``, ``open``, ``map``, ``rebuild`` of a hit; ``key``, ``load``, ``pickle``, ``copy``,
-    ``commit`` and the checking ``map`` and ``rebuild`` of a miss; ``load`` of a bypass. access is how the arenas were
-    reached: ``map`` (shared memory) or ``read`` (a private copy)."""
+    ``commit`` and the checking ``map`` and ``rebuild`` of a miss, and ``process`` where a process of its own filled;
+    ``load`` of a bypass. access is how arenas were reached: ``map`` (shared memory) or ``read`` (a private copy)."""
 
     loader: str
     id: str = ''

@@ -12,39 +12,18 @@ import fcntl
 import json
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from overmind.deadline import guarded
 from overmind.errors import CorruptEntry, StoreError
 from overmind.manifest import Manifest, decode
 
 T = TypeVar('T')
 
 MAX_BLOB = 1 << 30
-
-
-def guarded(what: str, seconds: float, work: Callable[[], T]) -> T:
-    """work(), or StoreError when it takes longer than that: a thread in an uninterruptible call cannot be ended."""
-    result: list[T] = []
-    error: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(work())
-        except BaseException as e:
-            error.append(e)
-
-    thread = threading.Thread(target=run, name='overmind-touch', daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise StoreError(f'{what} did not answer within {seconds:g} s; the daemon hangs')
-    if error:
-        raise error[0]
-    return result[0]
 
 
 @dataclass(slots=True)
@@ -69,14 +48,24 @@ class Lock:
     fd: int
 
     def release(self) -> None:
-        if self.fd >= 0:
+        """Once; and not at all in a forked child, whose number may be that of another file by now."""
+        if self.fd in _held:
             _held.discard(self.fd)
+            # A child that no hook of Python saw, such as one of a C library, shares the open file.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
             os.close(self.fd)
-            self.fd = -1
+        self.fd = -1
 
 
-# A forked child must not keep its parent's locks alive.
+# Held or waited for. A forked child must not keep its parent's locks alive.
 _held: set[int] = set()
+
+
+def adopt(fd: int) -> None:
+    """An inherited lock stays held for as long as this process lives, and is not passed on."""
+    os.set_inheritable(fd, False)
+    _held.add(fd)
 
 
 def _drop_locks_in_child() -> None:
@@ -95,7 +84,7 @@ class Store:
     def __init__(self, root: str, deadline: float, access: str = 'auto') -> None:
         self.root = os.path.abspath(root)
         self.deadline = deadline
-        self._access = access
+        self.access = access
         self._checked = False
         self.is_mount = False
         self.copy = access == 'read'
@@ -104,31 +93,69 @@ class Store:
 
     def read(self, id: str) -> OpenEntry | None:
         """The entry, or None where there is none. Raises CorruptEntry or StoreError."""
-        return self._guard(lambda: self._open(f'pipelines/{id}', missing_ok=True))
+        return self.guard(lambda: self._open(f'pipelines/{id}', missing_ok=True), late=_close)
+
+    def peek(self, id: str) -> tuple[Manifest, int] | None:
+        """Manifest and owner of an entry that a load would find whole, or None. Takes no lease and counts as no hit."""
+
+        def look() -> tuple[Manifest, int] | None:
+            self._check_root()
+            try:
+                manifest, owner = self._manifest(f'pipelines/{id}')
+            except FileNotFoundError:
+                return None
+            sizes = {'structure.pkl': manifest.structure_nbytes}
+            sizes.update((os.path.join('tensors', a.name), a.nbytes) for a in manifest.arenas)
+            try:
+                for name, nbytes in sizes.items():
+                    _check_size(name, os.stat(os.path.join(self.root, 'pipelines', id, name)).st_size, nbytes)
+            except FileNotFoundError as e:
+                raise CorruptEntry(f'{e.filename} is missing') from e
+            return manifest, owner
+
+        return self.guard(look)
+
+    def beginning_with(self, prefix: str, limit: int) -> list[Manifest]:
+        """The manifests of the newest entries whose ids begin like that; those that cannot be read are left out."""
+
+        def look() -> list[Manifest]:
+            self._check_root()
+            with os.scandir(os.path.join(self.root, 'pipelines')) as found:
+                entries = [e for e in found if e.name.startswith(prefix)]
+            entries = sorted(entries, key=lambda e: -e.stat().st_mtime_ns)[:limit]
+            manifests = []
+            for e in entries:
+                with contextlib.suppress(CorruptEntry, OSError):
+                    manifests.append(self._manifest(f'pipelines/{e.name}')[0])
+            return manifests
+
+        return self.guard(look)
+
+    def _manifest(self, folder: str) -> tuple[Manifest, int]:
+        path = os.path.join(self.root, folder, 'manifest')
+        data, owner = _read(path)
+        manifest = decode(data)
+        if manifest.id != os.path.basename(folder):
+            raise CorruptEntry(f'{path} is that of {manifest.id!r}')
+        return manifest, owner
 
     def _open(self, folder: str, missing_ok: bool) -> OpenEntry | None:
         self._check_root()
         base = os.path.join(self.root, folder)
         try:
-            data, owner = _read(os.path.join(base, 'manifest'))
+            manifest, owner = self._manifest(folder)
         except FileNotFoundError:
             if missing_ok:
                 return None
             raise
-        manifest = decode(data)
-        if manifest.id != os.path.basename(folder):
-            raise CorruptEntry(f'the manifest in {base} is that of {manifest.id!r}')
         arenas: list[int] = []
         try:
             for a in manifest.arenas:
                 fd = os.open(os.path.join(base, 'tensors', a.name), os.O_RDONLY | os.O_CLOEXEC)
                 arenas.append(fd)
-                size = os.fstat(fd).st_size
-                if size != a.nbytes:
-                    raise CorruptEntry(f'{a.name} has {size} bytes, the manifest says {a.nbytes}')
+                _check_size(a.name, os.fstat(fd).st_size, a.nbytes)
             structure, _ = _read(os.path.join(base, 'structure.pkl'))
-            if len(structure) != manifest.structure_nbytes:
-                raise CorruptEntry(f'structure.pkl has {len(structure)} bytes, not {manifest.structure_nbytes}')
+            _check_size('structure.pkl', len(structure), manifest.structure_nbytes)
         except FileNotFoundError as e:
             OpenEntry(manifest, b'', arenas, owner).close()
             if missing_ok and not os.path.exists(os.path.join(base, 'manifest')):
@@ -156,9 +183,9 @@ class Store:
                 _lay_out(self.root)
         self._checked = True
 
-    def _guard(self, work: Callable[[], T], seconds: float = 0) -> T:
+    def guard(self, work: Callable[[], T], seconds: float = 0, late: Callable[[T], None] | None = None) -> T:
         try:
-            return guarded(self.root, seconds or self.deadline, work)
+            return guarded(self.root, seconds or self.deadline, work, late)
         except OSError as e:
             raise self.explain(e) from e
 
@@ -169,6 +196,10 @@ class Store:
             errno.ECONNABORTED: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
             errno.ENOSPC: 'no room in the cache; see overmind-fs status, and --max-bytes of overmind-fs mount',
             errno.EACCES: f'no permission; {self.root} belongs to another user',
+            errno.EPERM: f'not permitted; this entry, or all of {self.root}, belongs to another user',
+            errno.EINVAL: 'the cache refuses it; the log of overmind-fs says why',
+            errno.ETXTBSY: 'it is still open for writing, here or in a child process',
+            errno.EBUSY: 'it is still mapped for writing, here or in a child process',
         }
         text = advice.get(e.errno or 0, f'{e.strerror or e}')
         return StoreError(f'{e.filename or self.root}: {text}')
@@ -182,24 +213,29 @@ class Store:
             self._check_root()
             return os.open(os.path.join(self.root, 'locks', id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-        fd = self._guard(acquire)
+        fd = self.guard(acquire, late=os.close)
+        _held.add(fd)
+        lock = Lock(fd)
         until, pause = time.monotonic() + seconds, 0.001
         try:
             while True:
-                try:
+                with contextlib.suppress(BlockingIOError):
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        os.close(fd)
-                        return None
-                    tick()
-                    time.sleep(pause)
-                    pause = min(pause * 1.5, 0.05)
+                    return lock
+                if time.monotonic() > until:
+                    lock.release()
+                    return None
+                tick()
+                time.sleep(pause)
+                pause = min(pause * 1.5, 0.05)
         except BaseException:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+            lock.release()
             raise
+
+    def attend(self, id: str) -> Lock:
+        """A handle on a lock that a parent process holds: the daemon then drops our staging if we die."""
+        path = os.path.join(self.root, 'locks', id)
+        fd = self.guard(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), late=os.close)
         _held.add(fd)
         return Lock(fd)
 
@@ -209,13 +245,13 @@ class Store:
     def stage(self, id: str) -> Iterator[Staging]:
         """A new staging folder for an id whose lock the caller holds; dropped unless it was committed."""
         staging = Staging(self, id)
-        self._guard(staging.make)
+        self.guard(staging.make)
         try:
             yield staging
         finally:
             if not staging.committed:
                 with contextlib.suppress(OSError, StoreError):
-                    self._guard(staging.drop, 60)
+                    self.guard(staging.drop, 60)
 
 
 @dataclass(slots=True)
@@ -260,7 +296,7 @@ class Staging:
             for folder, _, names in os.walk(self.path):
                 for n in names:
                     os.chmod(os.path.join(folder, n), 0o444)
-        entry = self.store._guard(lambda: self.store._open(f'staging/{self.id}', missing_ok=False))
+        entry = self.store.guard(lambda: self.store._open(f'staging/{self.id}', missing_ok=False), late=_close)
         assert entry is not None
         return entry
 
@@ -280,6 +316,16 @@ class Staging:
 
     def drop(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _close(entry: OpenEntry | None) -> None:
+    if entry is not None:
+        entry.close()
+
+
+def _check_size(name: str, nbytes: int, said: int) -> None:
+    if nbytes != said:
+        raise CorruptEntry(f'{name} has {nbytes} bytes, the manifest says {said}')
 
 
 def _read(path: str) -> tuple[bytes, int]:

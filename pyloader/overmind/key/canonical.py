@@ -70,9 +70,9 @@ class Encoder:
             return pack(b'R', token.encode())
         key = id(value)
         if key in self._open:
-            raise Refused('it contains itself')
+            raise Refused(f'a {kind.__qualname__} that contains itself')
         if len(self._open) >= MAX_DEPTH:
-            raise Refused('nested too deeply')
+            raise Refused(f'nested deeper than {MAX_DEPTH} levels')
         self._open.add(key)
         try:
             known = _KNOWN.get(kind)
@@ -186,7 +186,7 @@ class Encoder:
         return self.named(b'I', type(value), self.attributes(vars(value)))
 
     def _module(self, value: types.ModuleType) -> bytes:
-        raise Refused(f'a module ({value.__name__})')
+        raise Refused(f'the Python module {value.__name__} cannot be compared between processes')
 
     # ---- everything else
 
@@ -211,7 +211,7 @@ class Encoder:
             return self._namespace(value)
         if hasattr(kind, 'from_pretrained') or foreign.is_module(value):
             raise Refused(f'{kind.__name__} did not come from the cache')
-        raise Refused(f'{kind.__qualname__} has no canonical form')
+        raise Refused(f'an object of type {kind.__qualname__} cannot be compared between processes')
 
     def attributes(self, value: dict[str, Any]) -> bytes:
         out = []

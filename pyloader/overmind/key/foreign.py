@@ -94,13 +94,13 @@ def _tensor(encoder: Encoder, value: Any) -> bytes:
 
 def _numpy_dtype(encoder: Encoder, value: Any) -> bytes:
     if value.hasobject:
-        raise Refused('a numpy dtype of objects')
+        raise Refused('a numpy array of Python objects cannot be compared between processes')
     return pack_all(b'N', (text(value.str), text(repr(value))))
 
 
 def _array(encoder: Encoder, value: Any) -> bytes:
     if value.nbytes > MAX_ARRAY:
-        raise Refused(f'an array of {value.nbytes} bytes')
+        raise Refused(f'an array of {value.nbytes} bytes; arrays are compared up to {MAX_ARRAY}')
     facts = (encoder.named_type(type(value)), _numpy_dtype(encoder, value.dtype), encoder.items(b't', value.shape))
     return pack_all(b'A', (*facts, pack(b'b', value.tobytes())))
 

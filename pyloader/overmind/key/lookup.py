@@ -96,9 +96,10 @@ def lookup(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     out.say('key format', FORMAT)
     out.say('loader', loader)
     if bound is not None:
-        out.add('bound to', _encode(encoder, 'bound to', bound), _short(bound, encoder))
+        data = _encode(encoder, 'bound to', bound)
+        out.add('bound to', data, _readable(bound, data, encoder))
     if own:
-        data = _encode(encoder, f'loader {loader}', fn)
+        data = _encode(encoder, 'loader', fn)
         out.add('code', data, hashlib.sha256(data).hexdigest()[:16])
 
     mark = len(out.parts)
@@ -116,8 +117,10 @@ def lookup(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
         if name in dropped and not own:
             continue
         before = len(encoder.paths)
-        shown = '(hidden)' if _SECRET.search(name) else _short(value, encoder)
-        out.add(f'argument {name}', kind + _encode(encoder, f'argument {name}', value), shown)
+        data = _encode(encoder, f'argument {name}', value)
+        found = encoder.paths[before:] if isinstance(value, (str, os.PathLike)) else []
+        shown = '(hidden)' if _SECRET.search(name) else _readable(found[0] if found else value, data, encoder)
+        out.add(f'argument {name}', kind + data, shown)
         if name not in _SCRATCH:
             paths += encoder.paths[before:]
     scope_digest = hashlib.sha256(b''.join(out.parts[mark:])).hexdigest()[:12]
@@ -184,6 +187,9 @@ _signatures: weakref.WeakKeyDictionary[Any, inspect.Signature | None] = weakref.
 def _signature(fn: Any) -> tuple[inspect.Signature | None, int]:
     """The signature of a callable, and how many leading parameters it fills itself."""
     target, skip = (fn.__func__, 1) if isinstance(fn, types.MethodType) else (fn, 0)
+    # The auto classes of transformers have copies of a bound method; what inspect says of them is without the class.
+    if skip and isinstance(inspect.unwrap(target, stop=_is_method), types.MethodType):
+        skip = 0
     try:
         return _signatures[target], skip
     except KeyError:
@@ -192,6 +198,10 @@ def _signature(fn: Any) -> tuple[inspect.Signature | None, int]:
         return _inspect(target), skip
     signature = _signatures[target] = _inspect(target)
     return signature, skip
+
+
+def _is_method(fn: Any) -> bool:
+    return isinstance(fn, types.MethodType)
 
 
 def _inspect(target: Any) -> inspect.Signature | None:
@@ -244,7 +254,9 @@ def _hub(
             continue
         if folders is None:
             folders = hub.cache_folders(kwargs.get('cache_dir'))
-        for revision in sorted(revisions):
+        # Should the loader look at main all the same, its ref is among the files that it reads.
+        pinned = value == first and main != 'main' and loader.endswith('.from_pretrained')
+        for revision in sorted(revisions - {'main'} if pinned else revisions):
             repository = hub.resolve(name, revision, folders)
             if repository is None:
                 break
@@ -295,7 +307,7 @@ def _torch_state() -> tuple[tuple[str, str], ...]:
     if functions:
         for i in range(functions):
             if type(core._get_function_stack_at(i)).__name__ != 'DeviceContext':
-                raise Unkeyable('a torch function mode is active')
+                raise Unkeyable(f'a torch function mode is active: {type(core._get_function_stack_at(i)).__name__}')
     device = str(torch.get_default_device()) if functions and hasattr(torch, 'get_default_device') else 'cpu'
     dtype = str(torch.get_default_dtype()).removeprefix('torch.')
     grad = 'inference' if torch.is_inference_mode_enabled() else 'on' if torch.is_grad_enabled() else 'off'
@@ -335,8 +347,30 @@ def _identifier(class_name: str, model_name: str, digest: str) -> str:
     return '-'.join([p for p in parts if p] + [digest[:12]])
 
 
+def _readable(value: object, data: bytes, encoder: Encoder) -> str:
+    """For a report, never for hashing: in full where that is short, else with a fingerprint, so that what differs
+    looks different."""
+    shown = _short(value, encoder)
+    return (
+        shown if _is_told(value, encoder) and len(shown) < 120 else f'{shown} #{hashlib.sha256(data).hexdigest()[:8]}'
+    )
+
+
+def _is_told(value: Any, encoder: Encoder) -> bool:
+    """Whether the short form says all about a value."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return len(value) <= 4 and all(_is_told(v, encoder) for v in value)
+    if isinstance(value, type):
+        return not is_first_party(kind.__module__) and not is_first_party(value.__module__)
+    if kind in (str, int, float, bool, type(None)) or isinstance(value, os.PathLike):
+        return True
+    return (
+        f'{kind.__module__}.{kind.__name__}' in ('torch.dtype', 'torch.device') or encoder.reference(value) is not None
+    )
+
+
 def _short(value: object, encoder: Encoder) -> str:
-    """A readable form for a report, never for hashing."""
     if isinstance(value, (str, int, float, bool, type(None))):
         shown = str(value)
     elif isinstance(value, type):

@@ -20,7 +20,10 @@ class Refused(Exception):
         return self
 
     def message(self, where: str) -> str:
-        return f'{where}{"".join(reversed(self.trail))}: {self.reason}'
+        steps = self.trail[::-1]
+        if len(steps) > 8:
+            steps[4:-4] = ['...']
+        return f'{where}{"".join(steps)}: {self.reason}'
 
 
 def pack(tag: bytes, payload: bytes) -> bytes:

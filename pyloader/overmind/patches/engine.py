@@ -42,12 +42,21 @@ def monkey_patch_all() -> None:
     from overmind.logs import configure
 
     configure()
-    found = (*POINTS, *config.user_points(config.folders(sys._getframe(1))))
+    patch(config.user_points(config.folders(sys._getframe(1))))
+
+
+def patch(points: Iterable[Point]) -> None:
+    """The same with these points of a project."""
     with _lock:
-        for point in found:
+        for point in (*POINTS, *points):
             _points.setdefault((point.module, point.attribute), point)
         switch.on = True
     _watch.start({name for point in _points.values() for name in (point.module, *point.aliases)})
+
+
+def project_points() -> list[Point] | None:
+    """The points of the project's settings that are in force; None while nothing is patched."""
+    return [point for point in _points.values() if point.source] if switch.on else None
 
 
 def unpatch_all() -> None:

@@ -19,10 +19,11 @@ import torch
 
 from overmind.errors import Unpicklable
 from overmind.references import Path
-from overmind.structure import rebuild, tokenizers
+from overmind.structure import rebuild, script, tokenizers
 from overmind.structure.constants import constants
 from overmind.structure.modules import file_of
 from overmind.structure.table import Table, plain
+from overmind.structure.where import place
 
 _LOCKS = {type(threading.Lock()): 'lock', type(threading.RLock()): 'rlock', threading.local: 'local'}
 _OPEN = (io.IOBase, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
@@ -35,20 +36,23 @@ Targets = tuple[dict[int, tuple[Path, str]], dict[int, tuple[Path, str]]]
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Fills a :class:`Table`; ``modules`` is then what a fresh process needs to import from files."""
+    """Fills a :class:`Table`; ``modules`` is then what a fresh process needs to import from files. ``last`` is the
+    object that is being written: where that fails, the culprit."""
 
     def __init__(self, out: io.BytesIO, table: Table, targets: Targets, top: Any) -> None:
         super().__init__(out, protocol=5)
         self.modules: dict[str, str] = {}
+        self.last: Any = None
         self._table, self._top = table, top
         self._objects: dict[int, Any] = dict(targets[0])
         self._addresses = targets[1]
-        self._definitions: dict[int, _Definition] = {}
+        self._definitions: dict[int, Definition] = {}
         self._seen_modules: set[str] = set()
-        self._merges: Any = None
+        self._tokenizers: dict[int, Any] = {}
         self._plain = {torch.Tensor, torch.nn.Parameter}
 
     def persistent_id(self, obj: Any) -> Any:
+        self.last = obj
         found = self._objects.get(id(obj))
         if found is not None:
             return found
@@ -95,13 +99,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, torch.nn.Module):
             return self._module(obj, t)
         if isinstance(obj, _OPEN) and not isinstance(obj, (io.BytesIO, io.StringIO)):
-            raise Unpicklable(f'{t.__module__}.{t.__qualname__} cannot be kept: it is open in this process')
+            raise Unpicklable(f'{_a(obj)} cannot be kept: it is open in this process')
         if t.__name__ == 'Tokenizer' and t.__module__ == 'tokenizers':
-            return tokenizers.reduce(obj, self._merges)
+            found = self._tokenizer_parts(obj)
+            return NotImplemented if found is None else (tokenizers.build, found)
         if hasattr(t, 'register_modules'):
             self._objects.update(constants(t))
-        if '_merges' in getattr(obj, '__dict__', {}):
-            self._merges = obj._merges
+        if {'_merges', '_tokenizer'} <= getattr(obj, '__dict__', {}).keys():
+            return self._with_shared_merges(obj)
         if t.__name__ == 'ExportedProgram' and t.__module__.startswith('torch.export'):
             data = io.BytesIO()
             torch.export.save(obj, data)
@@ -110,24 +115,33 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return rebuild.typed_storage, (obj._untyped_storage, obj.dtype)
         return super().reducer_override(obj)
 
+    def _tokenizer_parts(self, t: Any) -> Any:
+        if id(t) not in self._tokenizers:
+            self._tokenizers[id(t)] = tokenizers.parts(t)
+        return self._tokenizers[id(t)]
+
+    def _with_shared_merges(self, obj: Any) -> Any:
+        """A tokenizer of transformers that keeps the merges beside the Rust one: an equal list, but one for both."""
+        reduced = obj.__reduce_ex__(4)
+        state, found = reduced[2], self._tokenizer_parts(obj._tokenizer)
+        if found is not None and isinstance(state, dict) and state.get('_merges') == found[1]:
+            return (*reduced[:2], {**state, '_merges': found[1]}, *reduced[3:])
+        return reduced
+
     # ---- classes and functions
 
     def _named(self, obj: Any) -> Any:
         module = getattr(obj, '__module__', None)
         self._note(module)
-        if module == '__main__' and _found_in_main(obj):
+        if module == '__main__' and found_in_main(obj):
             # One instance for each object: a class refers to itself while it is being written.
-            definition = self._definitions.setdefault(id(obj), _Definition(self, obj))
+            definition = self._definitions.setdefault(id(obj), Definition(self, obj))
             return rebuild.from_main, (obj.__qualname__, definition)
         return self.definition(obj)
 
     def definition(self, obj: Any) -> Any:
-        """What cloudpickle makes of a class or function by value; it forgets where a local class was defined."""
-        parts = super().reducer_override(obj)
-        if isinstance(obj, type) and isinstance(parts, tuple) and len(parts) == 6 and '<locals>' in obj.__qualname__:
-            attributes, slots = parts[2]
-            return (*parts[:2], ({**attributes, '__qualname__': obj.__qualname__}, slots), *parts[3:])
-        return parts
+        """What cloudpickle makes of a class or function by value."""
+        return with_qualname(obj, super().reducer_override(obj))
 
     # ---- modules
 
@@ -153,9 +167,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _script_module(self, obj: Any, t: type) -> Any:
         if t is not torch.jit.RecursiveScriptModule or obj is not self._top:
             raise Unpicklable(f'{t.__qualname__} inside another object would come back as another class')
-        data = io.BytesIO()
-        torch.jit.save(obj, data)
-        return rebuild.script_module, (data.getvalue(),)
+        return script.reduce(obj)
 
     # ---- tensors that are not plain
 
@@ -178,10 +190,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return rebuild.tensor, (t, obj.untyped_storage(), *facts, flags, grad, state)
 
 
-class _Definition:
+class Definition:
     """Stands for a class or function that is to be stored by value; pickled once, by cloudpickle's own reducer."""
 
-    def __init__(self, pickler: Pickler, obj: Any) -> None:
+    def __init__(self, pickler: Any, obj: Any) -> None:
         self._pickler, self._obj = pickler, obj
 
     def __reduce__(self) -> Any:
@@ -201,7 +213,15 @@ def _owned(t: type) -> bool:
     )
 
 
-def _found_in_main(obj: Any) -> bool:
+def with_qualname(obj: Any, parts: Any) -> Any:
+    """cloudpickle's reduction of obj; by value, it forgets in what a class was defined."""
+    if isinstance(obj, type) and isinstance(parts, tuple) and len(parts) == 6 and '.' in obj.__qualname__:
+        attributes, slots = parts[2]
+        return (*parts[:2], ({**attributes, '__qualname__': obj.__qualname__}, slots), *parts[3:])
+    return parts
+
+
+def found_in_main(obj: Any) -> bool:
     found: Any = sys.modules.get('__main__')
     for part in obj.__qualname__.split('.'):
         found = getattr(found, part, None)
@@ -238,16 +258,25 @@ _BY_TYPE: dict[type, Callable[[Any], Any]] = {
 }
 
 
+def _a(obj: Any) -> str:
+    kind = type(obj)
+    name = kind.__qualname__ if kind.__module__ == 'builtins' else f'{kind.__module__}.{kind.__qualname__}'
+    return f'{"an" if name[0] in "aeiouAEIOU" else "a"} {name}'
+
+
 def dumps(obj: Any, table: Table, targets: Targets) -> tuple[bytes, dict[str, str]]:
     """The bytes of structure.pkl and the modules that it needs. Raises :class:`Unpicklable`."""
     out = io.BytesIO()
     pickler = Pickler(out, table, targets, obj)
     try:
         pickler.dump(obj)
-    except Unpicklable:
-        raise
-    except RecursionError as e:
-        raise Unpicklable('the object is nested too deeply') from e
+    except Unpicklable as e:
+        at = place(obj, pickler.last)
+        raise Unpicklable(f'{at}: {e}' if at else str(e)) from e
     except Exception as e:
-        raise Unpicklable(f'{type(e).__name__}: {e}') from e
+        if isinstance(e, RecursionError) or isinstance(e.__cause__, RecursionError):
+            raise Unpicklable(f'the result, {_a(obj)}, is nested too deeply') from e
+        at = place(obj, pickler.last)
+        what = f'{at}, {_a(pickler.last)},' if at else _a(pickler.last)
+        raise Unpicklable(f'{what} cannot be kept: {type(e).__name__}: {e}') from e
     return out.getvalue(), pickler.modules

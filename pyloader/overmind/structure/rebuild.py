@@ -95,11 +95,11 @@ def recompute(hook: Any, module: Any) -> None:
 def set_pretrained(module: Any, state: Any) -> None:
     """PreTrainedModel.__init__ enters the instance in a process-wide registry; without it hidden states are None."""
     module.__setstate__(state)
-    try:
-        from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
-    except ImportError:
-        return
-    _CAN_RECORD_REGISTRY[module] = module._can_record_outputs
+    registry = getattr(sys.modules['transformers.modeling_utils'], '_CAN_RECORD_REGISTRY', None)
+    if registry is not None:
+        # In version 4 it is a dict by the name of the class.
+        key = str(type(module)) if type(registry) is dict else module
+        registry[key] = module._can_record_outputs
 
 
 def weak_dict(cls: type, items: list[tuple[Any, Any]]) -> Any:

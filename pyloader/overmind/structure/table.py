@@ -39,7 +39,7 @@ class Table:
         if found is None:
             device = s.device
             if device.type not in ('cpu', 'cuda', 'xpu', 'mps'):
-                raise Unpicklable(f'a storage on the device {device}')
+                raise Unpicklable(f'a storage on the device {device} cannot be kept')
             found = self._storage_index[key] = len(self.storages)
             self.storages.append(s)
             if str(device) not in self.devices:

@@ -168,7 +168,7 @@ def test_depth_100_is_kept():
 
 
 def test_message_names_the_place():
-    with pytest.raises(Unkeyable, match=r"argument x\[1\]\['k'\]: a module \(os\)"):
+    with pytest.raises(Unkeyable, match=r"argument x\[1\]\['k'\]: the Python module os cannot"):
         Encoder(no_reference).encode([1, {'k': os}], 'argument x')
 
 

@@ -51,6 +51,8 @@ def test_defaults(said: list[str]) -> None:
         ('AUTOSTART', '1', 'autostart', True),
         ('ACCESS', 'Map', 'access', 'map'),
         ('POPULATE', 'yes', 'populate', True),
+        ('FILL', 'Subprocess', 'fill', 'subprocess'),
+        ('FILL', '', 'fill', 'inline'),
     ],
 )
 def test_good(
@@ -74,6 +76,7 @@ def test_good(
         ('WAIT', 'inf', '0 or more'),
         ('DEADLINE', '0', 'more than 0'),
         ('ACCESS', 'write', 'auto, map, read'),
+        ('FILL', 'elsewhere', 'inline, subprocess'),
         ('AUTOSTART', 'ja', '1 or 0'),
     ],
 )

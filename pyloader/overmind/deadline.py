@@ -1,0 +1,57 @@
+"""File operations that must not hang the program when what serves them does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from overmind.errors import StoreError
+
+T = TypeVar('T')
+
+
+def guarded(what: str, seconds: float, work: Callable[[], T], late: Callable[[T], None] | None = None) -> T:
+    """work(), or StoreError when it takes longer than that: a thread in an uninterruptible call cannot be ended.
+
+    A result that comes when nobody waits for it any more goes to late, which closes it.
+    """
+    result: list[T] = []
+    error: list[BaseException] = []
+    gate, abandoned = threading.Lock(), threading.Event()
+
+    def run() -> None:
+        try:
+            value = work()
+        except BaseException as e:
+            error.append(e)
+            return
+        with gate:
+            if not abandoned.is_set():
+                result.append(value)
+                return
+        if late is not None:
+            late(value)
+
+    def abandon() -> None:
+        with gate:
+            abandoned.set()
+
+    thread = threading.Thread(target=run, name='overmind-touch', daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as e:
+        raise StoreError(f'{what} is not touched without a thread to do it: {e}') from e
+    try:
+        thread.join(seconds)
+    except BaseException:
+        abandon()
+        if result and late is not None:
+            late(result[0])
+        raise
+    abandon()
+    if error:
+        raise error.pop()
+    if not result:
+        raise StoreError(f'{what} did not answer within {seconds:g} s; the daemon hangs')
+    return result[0]
