@@ -74,11 +74,11 @@ $(PY): | need-python need-uv
 
 $(VENV)/.requirements: integration/requirements.txt | $(PY) need-uv
 	@echo 'installing Python packages (some gigabytes when they are not in the cache of uv)'
-	$(UV) pip install --quiet --python $(PY) -r $<
+	$(UV) pip install --quiet --compile-bytecode --python $(PY) -r $<
 	@touch $@
 
 $(VENV)/.cext: $(CEXT_SOURCES) $(VENV)/.requirements | need-compiler
-	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --reinstall-package overmind-cext -e ./cext
+	$(UV) pip install --quiet --python $(PY) --no-deps --no-build-isolation --reinstall-package overmind-cext ./cext
 	@touch $@
 
 $(VENV)/.pyloader: pyloader/pyproject.toml $(VENV)/.requirements
@@ -86,25 +86,25 @@ $(VENV)/.pyloader: pyloader/pyproject.toml $(VENV)/.requirements
 	@touch $@
 
 .PHONY: venv-older
-venv-older: $(OLDER)/.requirements $(OLDER)/.cext $(OLDER)/.pyloader ## an environment with older libraries, outside of this folder
+venv-older: $(OLDER)/.product ## an environment with older libraries, in $OVERMIND_VENVS
 
 $(OLDER)/bin/python: | need-uv
 	test -x $@ || $(UV) venv --quiet --python $(OLDER_PYTHON) $(OLDER)
 
 $(OLDER)/.requirements: integration/requirements-older.txt | $(OLDER)/bin/python need-uv
 	@echo 'installing older Python packages (some gigabytes when they are not in the cache of uv)'
-	$(UV) pip install --quiet --python $(OLDER)/bin/python -r $<
+	$(UV) pip install --quiet --compile-bytecode --python $(OLDER)/bin/python -r $<
 	@touch $@
 
-$(OLDER)/.cext: $(CEXT_SOURCES) $(OLDER)/.requirements | need-compiler
+# All checkouts share this environment, and the product in it is that of the checkout that the stamp names.
+$(OLDER)/.product: $(CEXT_SOURCES) pyloader/pyproject.toml $(OLDER)/.requirements \
+	$(if $(filter $(CURDIR),$(shell cat $(OLDER)/.product 2>/dev/null)),,always) | need-compiler
 	$(UV) pip install --quiet --python $(OLDER)/bin/python --no-deps --no-build-isolation \
-		--reinstall-package overmind-cext ./cext
-	@touch $@
+		--reinstall-package overmind-cext --reinstall-package overmind-fs ./cext -e ./pyloader
+	@echo '$(CURDIR)' >$@
 
-$(OLDER)/.pyloader: pyloader/pyproject.toml $(OLDER)/.requirements
-	$(UV) pip install --quiet --python $(OLDER)/bin/python --no-deps --no-build-isolation \
-		--reinstall-package overmind-fs -e ./pyloader
-	@touch $@
+.PHONY: always
+always:
 
 .PHONY: generate
 generate: venv ## the accessors of schema/manifest.fbs
@@ -165,6 +165,25 @@ test-cases: build venv ## the acceptance cases in $CASES (default ../shared/case
 	else \
 		echo "skipped: no acceptance cases in $(CASES) (set CASES to their folder)"; \
 	fi
+
+.PHONY: test-cases-older
+test-cases-older: build venv-older ## the same with older libraries
+	@if [ -e "$(CASES)/run.py" ]; then \
+		$(OLDER)/bin/python -m integration.cases $(CASES) --work $(WORK)/cases-older $(CASES_ARGS); \
+	else \
+		echo "skipped: no acceptance cases in $(CASES) (set CASES to their folder)"; \
+	fi
+
+.PHONY: compatibility
+compatibility: build venv venv-older ## both, and docs/compatibility.md from what was counted; half an hour
+	@[ -e "$(CASES)/run.py" ] || { echo 'no acceptance cases in $(CASES): set CASES to their folder' >&2; exit 1; }
+	$(PY) -m integration.cases $(CASES) -o $(WORK)/compatibility/new.json
+	$(OLDER)/bin/python -m integration.cases $(CASES) --work $(WORK)/cases-older -o $(WORK)/compatibility/older.json
+	$(PY) -m integration.compatibility $(WORK)/compatibility/new.json $(WORK)/compatibility/older.json
+
+.PHONY: test-stable-fast
+test-stable-fast: | need-uv need-compiler ## a UNet compiled by stable-fast, which is built in an environment of its own
+	PATH="$(dir $(UV)):$$PATH" integration/stable_fast.sh
 
 .PHONY: bench
 bench: build venv ## the true-size pipeline, plain and cached in turn; results in $OVERMIND_WORK/results

@@ -36,7 +36,9 @@ def test_first_process_shares_too(daemon: Daemon, start_child: StartChild) -> No
     assert after['anonymous'] - before['anonymous'] < LARGE_BYTES / 4
 
 
-def test_lone_process_has_no_private_dirty_memory(daemon: Daemon, start_child: StartChild) -> None:
+def test_lone_process_has_no_memory_of_its_own(daemon: Daemon, start_child: StartChild) -> None:
+    """Anonymous says it. Private_Dirty does not: the kernel counts shared pages as private while one process maps them,
+    and no longer does when a second one comes."""
     filler = start_child(daemon.root)
     filler.ask('load large')
     filler.finish()
@@ -45,7 +47,9 @@ def test_lone_process_has_no_private_dirty_memory(daemon: Daemon, start_child: S
     assert child.ask('load large')['hits'] == 1
     after = child.ask('memory')
     assert after['anonymous'] - before['anonymous'] < LARGE_BYTES / 4
-    assert after['private_dirty'] - before['private_dirty'] < LARGE_BYTES / 4
+    start_child(daemon.root).ask('load large')
+    shared = child.ask('memory')
+    assert shared['private_dirty'] - before['private_dirty'] < LARGE_BYTES / 4
 
 
 def test_write_in_place_is_seen_by_nobody_else(daemon: Daemon, start_child: StartChild) -> None:

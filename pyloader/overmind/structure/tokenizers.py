@@ -43,7 +43,7 @@ def build(
 
 
 def _return_freed_memory() -> None:
-    """Building leaves 9 MB of freed pieces in the C heap for a vocabulary of 50,000; half a millisecond to give back."""
+    """Building leaves 9 MB of freed pieces in the C heap for 50,000 words; half a millisecond gives them back."""
     trim = getattr(ctypes.CDLL(None), 'malloc_trim', None)  # of glibc
     if trim is not None:
         trim(0)
