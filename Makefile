@@ -107,7 +107,7 @@ $(OLDER)/.product: $(CEXT_SOURCES) pyloader/pyproject.toml $(OLDER)/.requirement
 always:
 
 .PHONY: generate
-generate: venv ## the accessors of schema/manifest.fbs
+generate: venv ## the accessors of schema/*.fbs
 	schema/generate.sh
 
 .PHONY: clean

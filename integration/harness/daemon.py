@@ -121,7 +121,7 @@ class Daemon:
             raise DaemonError(f'the daemon did not stop: {problem}')
 
     def __enter__(self) -> Daemon:
-        return self.start()
+        return self.start() if self._process is None else self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

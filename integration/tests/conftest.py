@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,15 @@ from integration.harness.places import checkpoint_folder, daemon_binary
 from integration.harness.runs import environment, run
 
 StartChild = Callable[..., Conversation]
+
+# How the loader reaches arenas, and the options of a daemon that make it so.
+WAYS: dict[str, tuple[str, ...]] = {
+    'passthrough': (),
+    'fd': ('--passthrough=off',),
+    'read': ('--passthrough=off', '--fd-passing=off'),
+}
+every_way = pytest.mark.parametrize('way', WAYS, indirect=True)
+every_shared_way = pytest.mark.parametrize('way', [way for way in WAYS if way != 'read'], indirect=True)
 
 
 def daemons_under(folder: Path) -> list[int]:
@@ -50,9 +60,27 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
     assert (mounts, daemons) == ([], [])
 
 
+def serving(root: Path, way: str) -> Daemon:
+    """A daemon whose arenas are reached that way; skips where this machine has no passthrough."""
+    daemon = Daemon(root, *WAYS[way]).start()
+    status = json.loads((root / 'status.json').read_text())
+    if way == 'passthrough' and not status['passthrough']['active']:
+        daemon.stop()
+        pytest.skip(f'no passthrough: {status["passthrough"]["reason"]}')
+    return daemon
+
+
 @pytest.fixture
-def daemon(tmp_path: Path, _nothing_left: None) -> Iterator[Daemon]:
-    with Daemon(tmp_path / 'mnt') as started:
+def way(request: pytest.FixtureRequest) -> str:
+    """For tests that are marked with ``every_way`` or ``every_shared_way``; the best there is for others."""
+    chosen: str = getattr(request, 'param', '')
+    return chosen
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, way: str, _nothing_left: None) -> Iterator[Daemon]:
+    started = serving(tmp_path / 'mnt', way) if way else Daemon(tmp_path / 'mnt').start()
+    with started:
         yield started
 
 
@@ -80,6 +108,7 @@ class Served:
     """One mount after the program has run without the cache, then with it twice."""
 
     root: Path
+    way: str
     plain: dict[str, Any]
     first: dict[str, Any]
     second: dict[str, Any]
@@ -91,14 +120,23 @@ class Served:
         return found[0]
 
 
+_MEASURED = ('--touch', '--weights', '--forward')
+
+
 @pytest.fixture(scope='session')
-def served(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[Served]:
+def plain(checkpoint: Path) -> dict[str, Any]:
+    return run(checkpoint, *_MEASURED)
+
+
+@pytest.fixture(scope='session', params=WAYS)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, plain: dict[str, Any]
+) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp('served')
-    options = (checkpoint, '--touch', '--weights', '--forward')
-    plain = run(*options)
-    with Daemon(folder / 'mnt') as started:
+    with serving(folder / 'mnt', request.param) as started:
         env = environment(started.root, OVERMIND_STRICT='1')
-        yield Served(started.root, plain, run(*options, '--cache', env=env), run(*options, '--cache', env=env))
+        first, second = [run(checkpoint, *_MEASURED, '--cache', env=env) for _ in range(2)]
+        yield Served(started.root, request.param, plain, first, second)
     assert mounts_under(folder) == []
     assert daemons_under(folder) == []
 
@@ -111,11 +149,11 @@ class Cached:
     entry: Path
 
 
-@pytest.fixture(scope='session')
-def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
+@pytest.fixture(scope='session', params=WAYS)
+def cached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
     folder = tmp_path_factory.mktemp('cached')
     line = [sys.executable, '-m', 'integration.tests.child']
-    with Daemon(folder / 'mnt') as started:
+    with serving(folder / 'mnt', request.param) as started:
         with Conversation(line, environment(started.root, OVERMIND_STRICT='1')) as child:
             child.read()
             assert child.ask('load assorted')['misses'] == 1

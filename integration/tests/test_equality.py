@@ -43,6 +43,12 @@ def test_nothing_is_warned_about(served: Served, what: str) -> None:
     assert 'overmind:' not in getattr(served, what)['stderr']
 
 
+@pytest.mark.parametrize('what', ['first', 'second'])
+def test_arenas_are_reached_the_way_they_should(served: Served, what: str) -> None:
+    assert {load['access'] for load in getattr(served, what)['stats']['loads']} == {served.way}
+
+
+@pytest.mark.parametrize('served', ['passthrough', 'fd'], indirect=True, scope='session')
 def test_second_process_makes_no_copy(served: Served) -> None:
     plain, second = [
         result['after']['anonymous'] - result['before']['anonymous'] for result in (served.plain, served.second)
@@ -50,6 +56,7 @@ def test_second_process_makes_no_copy(served: Served) -> None:
     assert second < plain + 10e6
 
 
+@pytest.mark.parametrize('served', ['passthrough'], indirect=True, scope='session')
 def test_change_of_the_vae_between_the_loads_is_kept(served: Served, checkpoint: Path) -> None:
     options = (checkpoint, '--change', '--weights', '--forward')
     plain = run(*options)
@@ -61,6 +68,7 @@ def test_change_of_the_vae_between_the_loads_is_kept(served: Served, checkpoint:
     assert ours['outputs'] == plain['outputs']
 
 
+@pytest.mark.parametrize('served', ['passthrough'], indirect=True, scope='session')
 def test_writes_of_one_process_are_its_own(served: Served, checkpoint: Path) -> None:
     env = environment(served.root, OVERMIND_STRICT='1')
     run(checkpoint, '--cache', '--overwrite', env=env)

@@ -11,7 +11,7 @@ import pytest
 
 from integration.harness.conversation import Conversation
 from integration.harness.daemon import Daemon, command
-from integration.tests.conftest import StartChild
+from integration.tests.conftest import StartChild, every_way
 
 WARNING = 'overmind: warning'
 
@@ -63,6 +63,52 @@ def test_hanging_daemon_hangs_nobody(daemon: Daemon, start_child: StartChild, tr
         os.kill(daemon.pid, signal.SIGCONT)
 
 
+@every_way
+def test_memory_can_be_let_go_while_the_daemon_hangs(daemon: Daemon, start_child: StartChild, way: str) -> None:
+    child = start_child(daemon.root)
+    child.ask('load assorted')
+    loaded = child.ask('load assorted')
+    assert (loaded['hits'], loaded['loads'][-1]['access']) == (1, way)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        start = time.monotonic()
+        child.ask('drop')
+        assert child.finish() == 0
+        assert time.monotonic() - start < 5
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize('way', ['fd'], indirect=True)
+def test_without_its_socket_arenas_are_copied(daemon: Daemon, start_child: StartChild, truth: str) -> None:
+    start_child(daemon.root).ask('load assorted')
+    (daemon.root / 'control').resolve().unlink()
+    child = start_child(daemon.root)
+    for _ in range(2):
+        answer = child.ask('load assorted')
+        assert answer['digest'] == truth
+    assert [load['access'] for load in answer['loads']] == ['read', 'read']
+    assert answer['hits'] == 2
+    assert child.stderr.count(WARNING) == 1, child.stderr
+    filled = child.ask('load large')
+    assert (filled['misses'], filled['loads'][-1]['access']) == (1, 'read')
+    child.close()
+
+
+@pytest.mark.parametrize('way', ['fd'], indirect=True)
+def test_open_arena_is_a_lease(daemon: Daemon, start_child: StartChild) -> None:
+    start_child(daemon.root).ask('load assorted')
+    child = start_child(daemon.root)
+    child.ask('load assorted')
+    (entry,) = (daemon.root / 'pipelines').iterdir()
+    assert child.pid in map(int, os.getxattr(entry, 'user.overmind.lease_pids').split(b','))
+    child.ask('drop')
+    deadline = time.monotonic() + 5
+    while str(child.pid).encode() in os.getxattr(entry, 'user.overmind.lease_pids').split(b','):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_no_root(start_child: StartChild, truth: str) -> None:
     answer = start_child(None).ask('load assorted')
     assert (answer['digest'], answer['hits'], answer['misses']) == (truth, 0, 0)
@@ -73,7 +119,16 @@ def test_root_that_is_not_there(tmp_path: Path, start_child: StartChild, truth: 
     assert start_child(tmp_path / 'nowhere', OVERMIND_STRICT='1').ask('load assorted')['raised'] == 'StoreError'
 
 
-@pytest.mark.parametrize('end', ['evict', 'rmdir', 'rm', 'SIGKILL'])
+@pytest.mark.parametrize(
+    ('way', 'end'),
+    [
+        *[('passthrough', end) for end in ('evict', 'rmdir', 'rm', 'SIGKILL')],
+        ('fd', 'rm'),
+        ('fd', 'SIGKILL'),
+        ('read', 'SIGKILL'),
+    ],
+    indirect=['way'],
+)
 def test_mapped_entry_outlives(daemon: Daemon, start_child: StartChild, truth: str, end: str) -> None:
     start_child(daemon.root).ask('load assorted')
     child = start_child(daemon.root)

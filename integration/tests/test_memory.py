@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from integration.harness.daemon import Daemon
-from integration.tests.conftest import StartChild
+from integration.tests.conftest import StartChild, every_shared_way, every_way
 from integration.tests.loaders import LARGE_BYTES
 
 
+@every_shared_way
 def test_hit_adds_no_private_memory(daemon: Daemon, start_child: StartChild) -> None:
     first, second = start_child(daemon.root), start_child(daemon.root)
     filled = first.ask('load large')
@@ -19,6 +20,7 @@ def test_hit_adds_no_private_memory(daemon: Daemon, start_child: StartChild) -> 
     assert after['rss'] - before['rss'] >= LARGE_BYTES
 
 
+@every_shared_way
 def test_two_processes_have_each_half(daemon: Daemon, start_child: StartChild) -> None:
     children = [start_child(daemon.root) for _ in range(2)]
     before = [child.ask('memory')['pss'] for child in children]
@@ -28,6 +30,7 @@ def test_two_processes_have_each_half(daemon: Daemon, start_child: StartChild) -
     assert grown < 1.5 * LARGE_BYTES
 
 
+@every_shared_way
 def test_first_process_shares_too(daemon: Daemon, start_child: StartChild) -> None:
     child = start_child(daemon.root)
     before = child.ask('memory')
@@ -36,6 +39,7 @@ def test_first_process_shares_too(daemon: Daemon, start_child: StartChild) -> No
     assert after['anonymous'] - before['anonymous'] < LARGE_BYTES / 4
 
 
+@every_shared_way
 def test_lone_process_has_no_memory_of_its_own(daemon: Daemon, start_child: StartChild) -> None:
     """Anonymous says it. Private_Dirty does not: the kernel counts shared pages as private while one process maps them,
     and no longer does when a second one comes."""
@@ -52,6 +56,7 @@ def test_lone_process_has_no_memory_of_its_own(daemon: Daemon, start_child: Star
     assert shared['private_dirty'] - before['private_dirty'] < LARGE_BYTES / 4
 
 
+@every_way
 def test_write_in_place_is_seen_by_nobody_else(daemon: Daemon, start_child: StartChild) -> None:
     writer, reader = start_child(daemon.root), start_child(daemon.root)
     original = writer.ask('load assorted')['digest']
@@ -62,6 +67,7 @@ def test_write_in_place_is_seen_by_nobody_else(daemon: Daemon, start_child: Star
     assert (third['digest'], third['hits']) == (original, 1)
 
 
+@every_way
 def test_processes_at_once_fill_once(daemon: Daemon, start_child: StartChild) -> None:
     children = [start_child(daemon.root) for _ in range(4)]
     for child in children:

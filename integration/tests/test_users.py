@@ -14,6 +14,7 @@ import pytest
 
 from integration.harness.daemon import Daemon
 from integration.harness.runs import environment
+from integration.tests.conftest import WAYS
 
 USER = 'nobody'
 
@@ -61,7 +62,8 @@ def load_as(uid: int, root: Path, checkpoint: Path, folder: Path) -> dict[str, A
     return result
 
 
-def test_root_serves_a_user_with_the_fast_paths(tmp_path: Path, uid: int) -> None:
+@pytest.mark.parametrize('way', ['passthrough', 'fd'])
+def test_root_serves_a_user_with_the_fast_paths(tmp_path: Path, uid: int, way: str) -> None:
     import torch
 
     tmp_path.chmod(0o755)
@@ -69,12 +71,12 @@ def test_root_serves_a_user_with_the_fast_paths(tmp_path: Path, uid: int) -> Non
     tmp_path.parent.parent.chmod(0o755)
     checkpoint = tmp_path / 'x.pt'
     torch.save(torch.nn.Linear(8, 8).state_dict(), checkpoint)
-    with Daemon(tmp_path / 'mnt', '--user', USER) as daemon:
+    with Daemon(tmp_path / 'mnt', '--user', USER, *WAYS[way]) as daemon:
         assert os.stat(daemon.root).st_uid == uid
         first = load_as(uid, daemon.root, checkpoint, tmp_path / 'warm-1')
         second = load_as(uid, daemon.root, checkpoint, tmp_path / 'warm-2')
         assert (first['hits'], first['misses']) == (0, 1)
-        assert (second['hits'], second['misses'], second['access']) == (1, 0, 'map')
+        assert (second['hits'], second['misses'], second['access']) == (1, 0, way)
         assert first['sum'] == second['sum']
         (entry,) = (daemon.root / 'pipelines').iterdir()
         assert entry.stat().st_uid == uid

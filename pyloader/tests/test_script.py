@@ -9,13 +9,14 @@ import pickle
 import subprocess
 import sys
 import zipfile
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
 from roundtrip import roundtrip, write
 from torch import nn
 
+from overmind.errors import Unpicklable
 from overmind.structure import rebuild, script
 
 pytestmark = pytest.mark.filterwarnings('ignore')
@@ -146,6 +147,26 @@ def test_writes_train_and_stay_private() -> None:
     assert before == [os.pread(fd, 1 << 20, 0) for fd in files]
     for fd in files:
         os.close(fd)
+
+
+class Branch(nn.Module):
+    def forward(self, x: torch.Tensor, n: Optional[int] = None) -> torch.Tensor:  # noqa: UP045  TorchScript's own
+        if n is not None:
+            return torch.relu(x)
+        return x
+
+
+def test_a_graph_that_a_save_does_not_keep_is_refused() -> None:
+    """As passes over graphs leave them: a branch on a constant, which reading the code takes away."""
+    m = torch.jit.script(Branch())
+    assert script.reduce(m)[0] is script.build
+    n = list(m.graph.inputs())[2]
+    constant = m.graph.insertConstant(0)
+    constant.node().moveBefore(next(iter(m.graph.nodes())))
+    n.replaceAllUsesWith(constant)
+    with pytest.raises(Unpicklable, match='does not keep'):
+        script.reduce(m)
+    assert script.reduce(loaded(m))[0] is script.build
 
 
 class Nms(nn.Module):

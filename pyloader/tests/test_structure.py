@@ -71,6 +71,20 @@ def test_identity_aliases_and_empty_storages() -> None:
     assert f.shape == (0, 3)
 
 
+def test_hidden_states_of_a_model_whose_class_was_never_constructed() -> None:
+    transformers = pytest.importorskip('transformers')
+    modeling = pytest.importorskip('transformers.modeling_utils')
+    config = transformers.LlamaConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9
+    )
+    model = transformers.LlamaModel(config).eval()
+    dict.clear(modeling._CAN_RECORD_REGISTRY)  # as in a new process
+    loaded = roundtrip(model)
+    states = [m(input_ids=torch.arange(4)[None], output_hidden_states=True).hidden_states for m in (loaded, model)]
+    assert len(states[0]) == 2
+    assert all(map(torch.equal, *states))
+
+
 def test_sparse_quantized_and_meta() -> None:
     q = torch.quantize_per_tensor(torch.arange(4.0), 0.1, 3, torch.qint8)
     s, back, m = roundtrip([torch.eye(3).to_sparse(), q, torch.empty(2, device='meta')])

@@ -93,7 +93,7 @@ def recompute(hook: Any, module: Any) -> None:
 
 
 def set_pretrained(module: Any, state: Any) -> None:
-    """PreTrainedModel.__init__ enters the instance in a process-wide registry; without it hidden states are None."""
+    """PreTrainedModel.__init__ enters the class in a process-wide registry; without it hidden states are None."""
     module.__setstate__(state)
     registry = getattr(sys.modules['transformers.modeling_utils'], '_CAN_RECORD_REGISTRY', None)
     if registry is not None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from overmind.errors import Unpicklable
 from overmind.structure import rebuild
 
 _PREFIX, _SUFFIX = '.data/', '.storage'
@@ -26,12 +27,22 @@ _OPERATOR = re.compile(rb'\bops\.([A-Za-z_]\w*)\.')
 
 
 def reduce(module: Any) -> Any:
-    """The reduction of a ScriptModule; with all bytes in one archive where the parts do not give the same module."""
+    """The reduction of a ScriptModule; with all bytes in one archive where its parts are not enough.
+
+    Raises Unpicklable for a graph that is another one once it has been code: passes over the graph of a module that was
+    made in this process can leave such. A sum in another order is enough for other results.
+    """
     try:
         records, storages = _parts(module)
         archive = _archive(records)
         same = all(s.device.type == 'cpu' for s in storages.values())
-        same = same and _meaning(_parts(build(archive, storages))[0]) == _meaning(records)
+        if same:
+            again = _parts(build(archive, storages))[0]
+            if any(again.get(n, data) != data for n, data in records.items() if n.endswith('.py')):
+                raise Unpicklable(
+                    'a ScriptModule whose graph torch.jit.save does not keep; load it with torch.jit.load'
+                )
+            same = _meaning(again) == _meaning(records)
     except (AttributeError, TypeError, RuntimeError):  # these interfaces of torch are not public ones
         same = False
     if same:
@@ -94,7 +105,11 @@ def _libraries(records: dict[str, bytes]) -> tuple[str, ...]:
 
 def _meaning(records: dict[str, bytes]) -> dict[str, Any]:
     """Records to compare. What a pickle memoizes depends on who else holds an object, not on the module."""
-    return {name: _operations(data) if name.endswith('.pkl') else data for name, data in records.items()}
+    return {
+        name: _operations(data) if name.endswith('.pkl') else data
+        for name, data in records.items()
+        if not name.endswith('.debug_pkl')
+    }
 
 
 def _operations(data: bytes) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip('transformers')
+transformers = pytest.importorskip('transformers')
 
 FOLDER = os.path.dirname(__file__)
 
@@ -125,7 +125,9 @@ def test_commits_refs_and_blobs(run: Runner, built: pathlib.Path) -> None:
     assert first != other
     assert [entry[1] for entry in log] == [*[first] * 6, *[other] * 4, first, first, other, other, first]
     # Under another name it is another entry: libraries keep the name of the revision in some results.
-    assert outcomes(log) == [*['miss', 'hit'] * 5, 'hit', 'hit', 'hit', 'miss', 'miss']
+    # Version 4 looks for an adapter in main, whatever revision is asked for.
+    other_main = 'miss' if transformers.__version__.startswith('4.') else 'hit'
+    assert outcomes(log) == [*['miss', 'hit'] * 5, *[other_main] * 3, 'miss', 'miss']
     # The new commit under an old name had its refs among its files; the entry of the old one had them, too.
     assert log[14][2].endswith('refs/main: modified')
 
