@@ -18,7 +18,7 @@ import cloudpickle
 
 from overmind.patches.wrapper import original_of
 from overmind.structure.modules import file_of, import_from
-from overmind.structure.pickler import Definition, found_in_main, with_qualname
+from overmind.structure.pickler import Definition, found_in_main, apart
 from overmind.structure.unpickle import loads
 
 
@@ -52,6 +52,7 @@ class Job:
     points: list[Any] | None  # the project's own patch points; None where nothing is patched
     argv: list[str]
     main_file: str | None
+    main_names: list[str]  # of the parent's __main__; those that the call does not refer to do not come along
     random: dict[str, Any]
     call: Parcel  # (fn, args, kwargs)
 
@@ -59,7 +60,7 @@ class Job:
 @dataclass(slots=True)
 class Answer:
     """What came of it. ``outcome``: filled, different (the key is another one), refused (not to be cached), failed
-    (the cache), raised (the loader did)."""
+    (the cache), raised (the loader did), missing (the loader needs more of ``__main__``)."""
 
     outcome: str
     text: str = ''
@@ -113,7 +114,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         parts = super().reducer_override(obj)
         if isinstance(parts, tuple) and obj.__module__ in sys.modules and obj.__module__ != '__main__':
             self.imports.add(obj.__module__)
-        return with_qualname(obj, parts)
+        return apart(obj, parts)
 
 
 def _import(name: str, modules: dict[str, str]) -> None:

@@ -212,6 +212,20 @@ make = Net
     assert run(without, 'read') == 'False 6 Net'
 
 
+def test_a_local_class_is_left_alone_in_the_process_that_wrote_it() -> None:
+    class Local:
+        def names(self) -> Any:
+            return globals()
+
+    before = Local.names
+    back = roundtrip([Local(), Local])
+    assert type(back[0]) is back[1]
+    assert back[1] is not Local
+    assert back[1].__qualname__ == Local.__qualname__
+    assert Local.names is before
+    assert Local().names() is globals()
+
+
 def test_references_stand_for_the_callers_own_objects() -> None:
     registry = Registry()
     vae = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))

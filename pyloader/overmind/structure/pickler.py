@@ -141,7 +141,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def definition(self, obj: Any) -> Any:
         """What cloudpickle makes of a class or function by value."""
-        return with_qualname(obj, super().reducer_override(obj))
+        return apart(obj, super().reducer_override(obj))
 
     # ---- modules
 
@@ -213,12 +213,16 @@ def _owned(t: type) -> bool:
     )
 
 
-def with_qualname(obj: Any, parts: Any) -> Any:
-    """cloudpickle's reduction of obj; by value, it forgets in what a class was defined."""
-    if isinstance(obj, type) and isinstance(parts, tuple) and len(parts) == 6 and '.' in obj.__qualname__:
-        attributes, slots = parts[2]
-        return (*parts[:2], ({**attributes, '__qualname__': obj.__qualname__}, slots), *parts[3:])
-    return parts
+def apart(obj: Any, parts: Any) -> Any:
+    """cloudpickle's reduction of obj; a class by value keeps its full name and is a class of its own.
+
+    cloudpickle marks such a class, and where the mark is known, in the process that wrote it, it puts the methods of
+    the copy into the original. The mark is the last but one of the constructor's arguments.
+    """
+    if not isinstance(obj, type) or not isinstance(parts, tuple) or len(parts) != 6:
+        return parts
+    make, (*arguments, _, extra), (attributes, slots), *more = parts
+    return make, (*arguments, None, extra), ({**attributes, '__qualname__': obj.__qualname__}, slots), *more
 
 
 def found_in_main(obj: Any) -> bool:
