@@ -18,7 +18,7 @@ import cloudpickle
 
 from overmind.patches.wrapper import original_of
 from overmind.structure.modules import file_of, import_from
-from overmind.structure.pickler import Definition, found_in_main, apart
+from overmind.structure.pickler import Definition, apart, found_in_main
 from overmind.structure.unpickle import loads
 
 
