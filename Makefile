@@ -37,7 +37,7 @@ help: ## this list
 		/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: build venv ## one pipeline in three processes: without the cache, first load, second load
+demo: build venv compiled ## one pipeline in three processes: without the cache, first load, second load
 	$(PY) -m integration.demo
 
 .PHONY: install
@@ -105,6 +105,11 @@ $(OLDER)/.product: $(CEXT_SOURCES) pyloader/pyproject.toml $(OLDER)/.requirement
 
 .PHONY: always
 always:
+
+# As pip leaves an installed package; where PYTHONDONTWRITEBYTECODE is set, every process would compile the loader anew.
+.PHONY: compiled
+compiled: venv
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m compileall -q pyloader/overmind integration
 
 .PHONY: generate
 generate: venv ## the accessors of schema/*.fbs
@@ -186,7 +191,7 @@ test-stable-fast: | need-uv need-compiler ## a UNet compiled by stable-fast, whi
 	PATH="$(dir $(UV)):$$PATH" integration/stable_fast.sh
 
 .PHONY: bench
-bench: build venv ## the true-size pipeline, plain and cached in turn; results in $OVERMIND_WORK/results
+bench: build venv compiled ## the true-size pipeline, plain and cached in turn; results in $OVERMIND_WORK/results
 	$(PY) -m integration.bench $(BENCH_ARGS)
 
 .PHONY: bench-check

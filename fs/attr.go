@@ -19,6 +19,7 @@ const (
 	inoLocks
 	inoStatus
 	inoMetrics
+	inoControl
 
 	serialShift = 28
 

@@ -3,6 +3,7 @@ package fs_test
 import (
 	"bufio"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -117,6 +118,20 @@ var childCommands = map[string]func([]string) error{
 		hold()
 		return nil
 	},
+	// SOCKET STAGED ID INODE: the errno of a request for the memory of an arena
+	"passed": func(a []string) error {
+		inode, err := strconv.ParseUint(a[3], 10, 64)
+		if err != nil {
+			return err
+		}
+		_, err = passedBy(a[0], a[1] == "true", a[2], inode)
+		var errno syscall.Errno
+		if err != nil && !errors.As(err, &errno) {
+			return err
+		}
+		fmt.Println(errnoName(errno))
+		return nil
+	},
 	// PATH: keeps the file open
 	"open": func(a []string) error {
 		fd, err := unix.Open(a[0], unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -156,7 +171,7 @@ var childCommands = map[string]func([]string) error{
 }
 
 func errnoName(err error) string {
-	if err == nil {
+	if err == nil || err == syscall.Errno(0) {
 		return "ok"
 	}
 	var errno syscall.Errno

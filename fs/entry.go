@@ -67,7 +67,7 @@ func (d *entryDir) Lookup(ctx context.Context, name string, out *fuse.EntryOut) 
 			return nil, toErrno(store.ErrNotFound)
 		}
 		setTimeouts(out, timeout(e))
-		fileAttr(&out.Attr, e, 0, e.Created())
+		fileAttr(&out.Attr, e, e.JSONSize(), e.Created())
 		return d.NewInode(ctx, &jsonFile{entry: e}, regular(serialIno(e.Serial())+subJSON)), 0
 	}
 	f, err := e.File("", name)

@@ -38,6 +38,10 @@ var errnos = []struct {
 	{errArgument, syscall.EINVAL},
 	{errNoAttribute, syscall.ENODATA},
 	{errRange, syscall.ERANGE},
+	{errNeverAsk, syscall.ENOSYS},
+	{schema.ErrFrame, syscall.EMSGSIZE},
+	{schema.ErrRequest, syscall.EBADMSG},
+	{schema.ErrVersion, syscall.EPROTONOSUPPORT},
 }
 
 // Errors that arise in this package.
@@ -52,6 +56,8 @@ var (
 	errArgument = errors.New("bad argument")
 	// errNoAttribute is returned for extended attributes that do not exist.
 	errNoAttribute = errors.New("no such attribute")
+	// errNeverAsk is returned for requests that the kernel need not send.
+	errNeverAsk = errors.New("not needed")
 	// errRange is returned when a buffer for an extended attribute is too small.
 	errRange = errors.New("buffer too small")
 )

@@ -47,6 +47,7 @@ func (g *generatedFile) Open(_ context.Context, flags uint32) (fusefs.FileHandle
 
 // generatedHandle is the content as it was at open.
 type generatedHandle struct {
+	noFlush
 	data []byte
 }
 

@@ -12,6 +12,7 @@ import (
 
 // fileHandle is an open manifest or structure.pkl; the daemon moves its bytes.
 type fileHandle struct {
+	noFlush
 	tree   *tree
 	handle *store.Handle
 }

@@ -10,7 +10,7 @@ import (
 	"overmind-fs/fs/store"
 )
 
-// jsonFile is manifest.json of a published entry, rendered by every open.
+// jsonFile is manifest.json of a published entry, rendered by every open. It never changes and has its true size.
 type jsonFile struct {
 	fusefs.Inode
 	entry *store.Entry
@@ -23,7 +23,7 @@ var (
 )
 
 func (j *jsonFile) Getattr(_ context.Context, _ fusefs.FileHandle, out *fuse.AttrOut) syscall.Errno {
-	fileAttr(&out.Attr, j.entry, 0, j.entry.Created())
+	fileAttr(&out.Attr, j.entry, j.entry.JSONSize(), j.entry.Created())
 	out.SetTimeout(timeout(j.entry))
 	return 0
 }
@@ -43,5 +43,5 @@ func (j *jsonFile) Open(_ context.Context, flags uint32) (fusefs.FileHandle, uin
 	if err != nil {
 		return nil, 0, toErrno(err)
 	}
-	return &generatedHandle{data: data}, fuse.FOPEN_DIRECT_IO, 0
+	return &generatedHandle{data: data}, fuse.FOPEN_KEEP_CACHE, 0
 }

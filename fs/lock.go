@@ -50,11 +50,12 @@ func (l *lockFile) Open(ctx context.Context, _ uint32) (fusefs.FileHandle, uint3
 	if err != nil {
 		return nil, 0, toErrno(err)
 	}
-	return &lockHandle{h}, 0, 0
+	return &lockHandle{handle: h}, 0, 0
 }
 
 // lockHandle tells the store when it is released, also by the death of its holder.
 type lockHandle struct {
+	noFlush
 	handle *store.LockHandle
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"overmind-fs/fs/fdpass"
 	"overmind-fs/fs/store"
 )
 
@@ -26,6 +27,7 @@ type Options struct {
 	// Served means that the process is root and serves the user UID: only that user may use the mount.
 	Served      bool
 	Passthrough bool  // use it if the kernel and the privileges allow it
+	FDPassing   bool  // hand out arenas over a socket
 	HugePages   error // why the store has none
 	Debug       bool  // log every request
 }
@@ -35,6 +37,7 @@ type Mount struct {
 	tree   *tree
 	root   *rootDir
 	server *fuse.Server
+	socket *fdpass.Server // nil without FD passing
 	dir    string
 	done   chan struct{} // closed when the serve loop has ended
 }
@@ -82,16 +85,26 @@ func New(opts Options) (*Mount, error) {
 			},
 		},
 	}
-	top := newRoot(t)
+	socket, err := t.listenControl(opts.FDPassing)
+	t.fdPassing = active(err)
+	path := ""
+	if socket != nil {
+		path = socket.Path()
+	}
+	top := newRoot(t, path)
 	server, err := fuse.NewServer(fusefs.NewNodeFS(top, nodeOptions), opts.Dir, &nodeOptions.MountOptions)
 	if err != nil {
+		if socket != nil {
+			socket.Close()
+		}
 		return nil, fmt.Errorf("mount %s: %w", opts.Dir, err)
 	}
 	// Before the first request is served, so that all handles of the mount agree.
 	t.passthrough = active(probePassthrough(server, opts.Passthrough))
-	m := &Mount{tree: t, root: top, server: server, dir: opts.Dir, done: make(chan struct{})}
+	m := &Mount{tree: t, root: top, server: server, socket: socket, dir: opts.Dir, done: make(chan struct{})}
 	go func() {
 		defer close(m.done)
+		defer m.closeSocket()
 		server.Serve()
 	}()
 	// server.WaitMount is not called on purpose. INIT has been answered, so there is nothing to wait for, and it opens a
@@ -109,6 +122,7 @@ func (m *Mount) Status() Status { return m.tree.status() }
 // Unmount unmounts, lazily if files are open; the kernel ends what these still ask when the process exits, and
 // mappings of arenas stay valid. It reports whether it had to be lazy.
 func (m *Mount) Unmount() (lazy bool, err error) {
+	defer m.closeSocket()
 	const tries = 5 // a file that was just closed keeps the mount busy for a moment
 	for try := range tries {
 		if err = Detach(m.dir, false); err == nil {
@@ -122,6 +136,12 @@ func (m *Mount) Unmount() (lazy bool, err error) {
 		}
 	}
 	return true, Detach(m.dir, true)
+}
+
+func (m *Mount) closeSocket() {
+	if m.socket != nil {
+		m.socket.Close()
+	}
 }
 
 // errors of probePassthrough are shown in status.json

@@ -93,7 +93,7 @@ func testMount(t *testing.T, change ...func(*overmindfs.Options, *store.Options)
 	huge := store.ProbeHugePages(so.OS)
 	so.HugePages = huge == nil
 	fo := overmindfs.Options{
-		Dir: dir, Version: "test", Logger: so.Logger, Passthrough: true, HugePages: huge,
+		Dir: dir, Version: "test", Logger: so.Logger, Passthrough: true, FDPassing: true, HugePages: huge,
 		UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()),
 	}
 	for _, c := range change {
@@ -244,6 +244,14 @@ func TestStatusAndMetrics(t *testing.T) {
 	must(t, json.Unmarshal(text, &doc))
 	if doc["id"] != "a" {
 		t.Errorf("manifest.json %s", text)
+	}
+	var st unix.Stat_t
+	must(t, unix.Stat(filepath.Join(f.Entry(), "manifest.json"), &st))
+	if st.Size != int64(len(text)) {
+		t.Errorf("manifest.json has size %d, %d bytes", st.Size, len(text))
+	}
+	if out, err := exec.Command("cp", filepath.Join(f.Entry(), "manifest.json"), os.DevNull).CombinedOutput(); err != nil {
+		t.Errorf("cp: %v: %s", err, out)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 // rootDir is the top of the mount. Its content is fixed.
 type rootDir struct {
 	dir
+	control string // the socket, "" for none
 }
 
 var (
@@ -18,7 +19,7 @@ var (
 	_ fusefs.NodeGetattrer = (*rootDir)(nil)
 )
 
-func newRoot(t *tree) *rootDir { return &rootDir{dir{tree: t}} }
+func newRoot(t *tree, control string) *rootDir { return &rootDir{dir{tree: t}, control} }
 
 // OnAdd builds the fixed part of the tree.
 func (r *rootDir) OnAdd(ctx context.Context) {
@@ -35,6 +36,10 @@ func (r *rootDir) OnAdd(ctx context.Context) {
 		"metrics":     {metrics, regular(inoMetrics)},
 	} {
 		r.AddChild(name, r.NewPersistentInode(ctx, c.node, c.attr), false)
+	}
+	if r.control != "" {
+		attr := fusefs.StableAttr{Mode: syscall.S_IFLNK, Ino: inoControl}
+		r.AddChild("control", r.NewPersistentInode(ctx, &controlLink{tree: r.tree, path: r.control}, attr), false)
 	}
 }
 

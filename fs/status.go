@@ -20,6 +20,7 @@ type Status struct {
 	Entries     int                     `json:"entries"`
 	Leases      int                     `json:"leases"`
 	Passthrough feature                 `json:"passthrough"`
+	FDPassing   feature                 `json:"fd_passing"`
 	HugePages   StatusHugePages         `json:"huge_pages"`
 	Fills       StatusFills             `json:"fills"`
 	Evictions   map[store.Reason]uint64 `json:"evictions"`
@@ -66,6 +67,7 @@ func (t *tree) status() Status {
 		Entries:     s.Entries,
 		Leases:      s.Leases,
 		Passthrough: t.passthrough,
+		FDPassing:   t.fdPassing,
 		HugePages:   StatusHugePages{t.hugePages, s.Arenas, s.HugeArenas},
 		Fills: StatusFills{
 			s.Counters.FillsStarted, s.Counters.FillsCommitted, s.Counters.FillsFailed, s.Stagings,

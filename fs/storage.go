@@ -64,6 +64,7 @@ func (f *storageFile) Open(ctx context.Context, flags uint32) (fusefs.FileHandle
 
 // storageHandle is an open storageFile.
 type storageHandle struct {
+	noFlush
 	handle *store.Handle
 	window schema.Storage
 }

@@ -19,6 +19,7 @@ type tree struct {
 	mountedAt string
 
 	passthrough feature
+	fdPassing   feature
 	hugePages   feature
 
 	// Requests for arena bytes that the daemon served itself; with passthrough there are none.

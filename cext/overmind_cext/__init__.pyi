@@ -3,8 +3,11 @@ from typing import SupportsIndex
 
 __all__ = ["live_mappings", "map_arena", "released_mappings", "write_arena"]
 
-def map_arena(fd: int, nbytes: SupportsIndex, populate: bool = False, copy: bool = False) -> object:
-    """A legacy "dltensor" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd."""
+def map_arena(
+    fd: int, nbytes: SupportsIndex, populate: bool = False, copy: bool = False, lease: int = -1
+) -> object:
+    """A legacy "dltensor" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd. It keeps
+    a duplicate of lease, or else of fd, open until the release."""
 
 def write_arena(
     fd: int,

@@ -60,6 +60,7 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kReadChunk = size_t{64} << 20;
 constexpr size_t kSpan = size_t{4} << 20;  // what a writing thread takes at a time
 constexpr int kMaxThreads = 64;
+constexpr int kNoLease = -1;
 
 std::atomic<long long> live{0};
 std::atomic<long long> released{0};
@@ -150,7 +151,7 @@ struct Mapping {
     if (lease >= 0) close(lease);  // last: the lease outlives the mapping
   }
 
-  Failure open(int fd, size_t nbytes, bool populate, bool copy);
+  Failure open(int fd, size_t nbytes, bool populate, bool copy, int leased);
 };
 
 // Runs on any thread, with or without the GIL, also after the interpreter is gone.
@@ -160,18 +161,20 @@ void release(DLManagedTensor *managed) {
   released.fetch_add(1);
 }
 
-Failure Mapping::open(int fd, size_t nbytes, bool populate, bool copy) {
-  lease = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+// The duplicate is of leased, if there is one: memory can be that of one file and its lease the handle of another.
+Failure Mapping::open(int fd, size_t nbytes, bool populate, bool copy, int leased) {
+  lease = fcntl(leased == kNoLease ? fd : leased, F_DUPFD_CLOEXEC, 0);
   if (lease < 0) return failed("fcntl(F_DUPFD_CLOEXEC)");
-  if (Failure failure = check_size(lease, nbytes)) return failure;
+  if (leased == kNoLease) fd = lease;
+  if (Failure failure = check_size(fd, nbytes)) return failure;
   shape = static_cast<int64_t>(nbytes);
   const int prot = PROT_READ | PROT_WRITE;
   if (copy) {
     if (Failure failure = map_aligned(nbytes, prot, MAP_PRIVATE | MAP_ANONYMOUS, -1, &base)) return failure;
     madvise(base, nbytes, MADV_HUGEPAGE);  // a hint
-    if (Failure failure = read_all(lease, static_cast<char *>(base), nbytes)) return failure;
+    if (Failure failure = read_all(fd, static_cast<char *>(base), nbytes)) return failure;
   } else {
-    if (Failure failure = map_aligned(nbytes, prot, MAP_PRIVATE | MAP_NORESERVE, lease, &base)) return failure;
+    if (Failure failure = map_aligned(nbytes, prot, MAP_PRIVATE | MAP_NORESERVE, fd, &base)) return failure;
     // EINVAL: a kernel before 5.14; the pages come at first use then.
     if (populate && madvise(base, nbytes, MADV_POPULATE_READ) != 0 && errno != EINVAL) {
       return failed("madvise(MADV_POPULATE_READ)");
@@ -218,12 +221,12 @@ bool to_arena_size(PyObject *object, size_t *nbytes) {
 }
 
 PyObject *map_arena(PyObject *, PyObject *args, PyObject *kwargs) {
-  static const char *names[] = {"fd", "nbytes", "populate", "copy", nullptr};
-  int fd, populate = 0, copy = 0;
+  static const char *names[] = {"fd", "nbytes", "populate", "copy", "lease", nullptr};
+  int fd, populate = 0, copy = 0, lease = kNoLease;
   PyObject *size;
   size_t nbytes;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|pp:map_arena", const_cast<char **>(names), &fd, &size, &populate,
-                                   &copy) ||
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|ppi:map_arena", const_cast<char **>(names), &fd, &size, &populate,
+                                   &copy, &lease) ||
       !to_arena_size(size, &nbytes)) {
     return nullptr;
   }
@@ -231,7 +234,7 @@ PyObject *map_arena(PyObject *, PyObject *args, PyObject *kwargs) {
   if (!mapping) return PyErr_NoMemory();
   Failure failure;
   Py_BEGIN_ALLOW_THREADS;
-  failure = mapping->open(fd, nbytes, populate != 0, copy != 0);
+  failure = mapping->open(fd, nbytes, populate != 0, copy != 0, lease);
   if (failure) mapping.reset();
   Py_END_ALLOW_THREADS;
   if (failure) return raise(failure, static_cast<long long>(nbytes));
@@ -421,8 +424,9 @@ PyCFunction erased(Function *function) {
 
 PyMethodDef methods[] = {
     {"map_arena", erased(map_arena), METH_VARARGS | METH_KEYWORDS,
-     "map_arena($module, fd, nbytes, populate=False, copy=False)\n--\n\n"
-     "A legacy \"dltensor\" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd."},
+     "map_arena($module, fd, nbytes, populate=False, copy=False, lease=-1)\n--\n\n"
+     "A legacy \"dltensor\" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd. It "
+     "keeps a duplicate of lease, or else of fd, open until the release."},
     {"write_arena", erased(write_arena), METH_VARARGS | METH_KEYWORDS,
      "write_arena($module, fd, nbytes, header, pieces, threads=0, mapped=True)\n--\n\n"
      "Write header at 0 and each piece (offset, address, nbytes) of memory at its offset, with the GIL released."},

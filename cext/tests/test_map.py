@@ -116,6 +116,32 @@ def test_lease_stays_open_until_the_release(memfd, way):
     assert not any(link.startswith("/memfd:leased") for link in open_fds().values())
 
 
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_lease_may_be_another_handle(memfd, way):
+    content = os.urandom(100)
+    fd, handle = memfd(content, name="memory"), memfd(b"", name="leased")
+    mapping = Consumed(map_arena(fd, 100, **way, lease=handle))
+    os.close(fd)
+    os.close(handle)
+    kept = [link.split(":")[1].split()[0] for link in open_fds().values() if link.startswith("/memfd:")]
+    assert kept == ["leased"]
+    assert mapping.read() == content
+    mapping.release()
+    assert not any(link.startswith("/memfd:") for link in open_fds().values())
+
+
+@pytest.mark.parametrize("lease", [-2, 1_000_000])
+def test_bad_lease(memfd, lease):
+    with pytest.raises(OSError, match=r"fcntl\(F_DUPFD_CLOEXEC\) of 1 bytes") as caught:
+        map_arena(memfd(b"x"), 1, lease=lease)
+    assert caught.value.errno == errno.EBADF
+
+
+def test_size_is_that_of_the_file_and_not_of_the_lease(memfd):
+    with pytest.raises(ValueError, match="the file has 100 bytes, not 5"):
+        map_arena(memfd(b"x" * 100), 5, lease=memfd(b"x" * 5))
+
+
 def test_counters(memfd):
     fd = memfd(b"x" * 100)
     before = released_mappings()
@@ -313,7 +339,7 @@ def test_gil_is_released_while_a_copy_waits(memfd):
 
 
 def test_signatures():
-    assert str(inspect.signature(map_arena)) == "(fd, nbytes, populate=False, copy=False)"
+    assert str(inspect.signature(map_arena)) == "(fd, nbytes, populate=False, copy=False, lease=-1)"
     assert str(inspect.signature(overmind_cext.write_arena)) == "(fd, nbytes, header, pieces, threads=0, mapped=True)"
     assert str(inspect.signature(live_mappings)) == "()"
     assert str(inspect.signature(released_mappings)) == "()"

@@ -44,7 +44,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 	m, err := overmindfs.New(overmindfs.Options{
 		Dir: dir, Store: s, Logger: logger, Version: buildVersion(),
 		UID: uid, GID: gid, AllowOther: o.AllowOther, Served: o.User != "",
-		Passthrough: o.Passthrough, HugePages: hugeErr, Debug: o.LogLevel < slog.LevelDebug,
+		Passthrough: o.Passthrough, FDPassing: o.FDPassing, HugePages: hugeErr, Debug: o.LogLevel < slog.LevelDebug,
 	})
 	if err != nil {
 		return err
@@ -53,6 +53,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 	logger.Info("mounted", "dir", dir, "version", st.Version, "pid", st.PID, "uid", uid,
 		"max_bytes", humanize.IBytes(o.MaxBytes),
 		"passthrough", st.Passthrough.Active, "passthrough_reason", st.Passthrough.Reason,
+		"fd_passing", st.FDPassing.Active, "fd_passing_reason", st.FDPassing.Reason,
 		"huge_pages", st.HugePages.Active, "huge_pages_reason", st.HugePages.Reason)
 	readyPipe().ready()
 

@@ -24,6 +24,8 @@ const mib = int64(1) << 20
 const (
 	runEnv  = "OVERMIND_TEST_RUN"
 	holdEnv = "OVERMIND_TEST_HOLD"
+	// openEnv makes it a client that opens the named file, and closes it when its input ends.
+	openEnv = "OVERMIND_TEST_OPEN"
 )
 
 func TestMain(m *testing.M) {
@@ -38,7 +40,24 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if path := os.Getenv(openEnv); path != "" {
+		if err := holdOpen(path); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	os.Exit(m.Run())
+}
+
+func holdOpen(path string) error {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	fmt.Println("mapped") // as startClient expects
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return unix.Close(fd)
 }
 
 // holdMapping maps a file and touches all of it, then again when its input ends.
@@ -188,10 +207,12 @@ type client struct {
 	out *bytes.Buffer
 }
 
-func startClient(t *testing.T, path string) *client {
+func startClient(t *testing.T, path string) *client { return startClientAs(t, holdEnv, path) }
+
+func startClientAs(t *testing.T, env, path string) *client {
 	t.Helper()
 	c := &client{cmd: exec.Command("/proc/self/exe"), out: &bytes.Buffer{}}
-	c.cmd.Env = append(os.Environ(), holdEnv+"="+path, "GORACE=atexit_sleep_ms=0")
+	c.cmd.Env = append(os.Environ(), env+"="+path, "GORACE=atexit_sleep_ms=0")
 	in, err := c.cmd.StdinPipe()
 	must(t, err)
 	out, err := c.cmd.StdoutPipe()

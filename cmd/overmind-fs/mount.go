@@ -20,6 +20,7 @@ func cmdMount() *cli.Command {
 			&cli.StringFlag{Name: "max-bytes", Value: "50%", Usage: "budget: a `SIZE` such as 16GiB, or a share of the memory such as 50%"},
 			&cli.IntFlag{Name: "max-entries", Usage: "keep at most `N` entries (0: no limit)"},
 			&cli.StringFlag{Name: "passthrough", Value: "auto", Usage: "let the kernel serve arenas itself: auto or off"},
+			&cli.StringFlag{Name: "fd-passing", Value: "auto", Usage: "hand arenas to clients over a socket: auto or off"},
 			&cli.StringFlag{Name: "log-level", Value: "info", Usage: "debug, info, warn or error"},
 			&cli.StringFlag{Name: "log-format", Value: "text", Usage: "text or json"},
 			&cli.StringFlag{Name: "log-file", Usage: "append the log to `FILE` (with --background a default exists)"},
@@ -45,6 +46,7 @@ type MountOptions struct {
 	MaxBytes    uint64
 	MaxEntries  int
 	Passthrough bool
+	FDPassing   bool
 	LogLevel    slog.Level
 	LogJSON     bool
 	LogFile     string
@@ -63,11 +65,13 @@ func mountOptionsOf(c *cli.Context) (MountOptions, error) {
 	if o.MaxBytes, err = parseBudget(c.String("max-bytes")); err != nil {
 		return o, usageError{fmt.Sprintf("--max-bytes: %v", err)}
 	}
-	switch v := c.String("passthrough"); v {
-	case "auto", "off":
-		o.Passthrough = v == "auto"
-	default:
-		return o, usageError{fmt.Sprintf("--passthrough is auto or off, not %q", v)}
+	for name, wanted := range map[string]*bool{"passthrough": &o.Passthrough, "fd-passing": &o.FDPassing} {
+		switch v := c.String(name); v {
+		case "auto", "off":
+			*wanted = v == "auto"
+		default:
+			return o, usageError{fmt.Sprintf("--%s is auto or off, not %q", name, v)}
+		}
 	}
 	switch v := c.String("log-format"); v {
 	case "text", "json":

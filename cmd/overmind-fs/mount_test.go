@@ -1,12 +1,15 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -37,6 +40,7 @@ func TestUsageErrors(t *testing.T) {
 	for _, args := range [][]string{
 		{"mount"}, {"mount", "a", "b"}, {"mount", "a", "--max-bytes", "many"}, {"mount", "a", "--max-bytes", "0"},
 		{"mount", "a", "--max-bytes", "101%"}, {"mount", "a", "--max-entries", "-1"}, {"mount", "a", "--passthrough", "x"},
+		{"mount", "a", "--fd-passing", "x"},
 		{"mount", "a", "--log-level", "loud"}, {"mount", "a", "--log-format", "xml"}, {"mount", "a", "--nonsense"},
 		{"mount", "a", "--user", "root", "--allow-other"},
 		{"nonsense"}, {"ls", "--sort", "x"}, {"evict"}, {"evict", "--all", "x"}, {"show"}, {"umount"}, {"pin"},
@@ -131,6 +135,84 @@ func TestUmount(t *testing.T) {
 	}
 	c.wantSame(t)
 	d.wantExit(t, exitOK)
+}
+
+// close(2) does not wait for the daemon: a client of one that hangs goes on.
+func TestCloseWhileTheDaemonHangs(t *testing.T) {
+	for _, way := range []string{"auto", "off"} {
+		t.Run(way, func(t *testing.T) {
+			d := startDaemon(t, t.TempDir(), "--passthrough", way)
+			f := fill(t, d.dir, "a")
+			var clients []*client
+			for _, path := range []string{
+				fstest.Arena(f.Entry()), filepath.Join(f.Entry(), "manifest"), filepath.Join(f.Entry(), "manifest.json"),
+				filepath.Join(f.Entry(), "storages", "0.all"), filepath.Join(d.dir, "status.json"),
+			} {
+				clients = append(clients, startClientAs(t, openEnv, path))
+			}
+			must(t, d.cmd.Process.Signal(syscall.SIGSTOP))
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				for _, c := range clients {
+					c.wantSame(t)
+				}
+			}()
+			select {
+			case <-ended:
+			case <-time.After(5 * time.Second):
+				t.Error("close waits for the daemon")
+			}
+			must(t, d.cmd.Process.Signal(syscall.SIGCONT))
+			<-ended
+		})
+	}
+}
+
+// A daemon that has ended, and whose parent has not noticed, is not waited for.
+func TestZombieIsNotRunning(t *testing.T) {
+	if !running(os.Getpid()) || running(1<<22+1) {
+		t.Error("wrong about itself or about nobody")
+	}
+	c := exec.Command("true")
+	must(t, c.Start())
+	for deadline := time.Now().Add(5 * time.Second); running(c.Process.Pid); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a zombie runs")
+		}
+	}
+	must(t, unix.Kill(c.Process.Pid, 0)) // it is still there
+	must(t, c.Wait())
+}
+
+func TestFDPassing(t *testing.T) {
+	d := startDaemon(t, t.TempDir())
+	path, err := os.Readlink(filepath.Join(d.dir, "control"))
+	must(t, err)
+	if _, err := os.Stat(path); err != nil {
+		t.Error(err)
+	}
+	wantRun(t, exitOK, "fd passing", "status", "--root", d.dir)
+	must(t, d.cmd.Process.Signal(syscall.SIGTERM))
+	d.wantExit(t, exitOK)
+	if _, err := os.Stat(filepath.Dir(path)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s: %v", filepath.Dir(path), err)
+	}
+	// One that is killed leaves it, for the next to remove.
+	d = startDaemon(t, d.dir)
+	path, err = os.Readlink(filepath.Join(d.dir, "control"))
+	must(t, err)
+	must(t, d.cmd.Process.Kill())
+	<-d.ended
+	if _, err := os.Stat(path); err != nil {
+		t.Error(err)
+	}
+	d = startDaemon(t, d.dir, "--fd-passing", "off")
+	startDaemon(t, t.TempDir())
+	if _, err := os.Stat(filepath.Dir(path)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s: %v", filepath.Dir(path), err)
+	}
+	wantRun(t, exitOK, "not active: switched off", "status", "--root", d.dir)
 }
 
 func TestSecondMountIsRefused(t *testing.T) {

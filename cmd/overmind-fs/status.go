@@ -68,6 +68,7 @@ func printStatus(w io.Writer, s overmindfs.Status) error {
 	}
 	line("evictions", "%s", evicted[1:])
 	line("passthrough", "%s", activity(s.Passthrough.Active, s.Passthrough.Reason))
+	line("fd passing", "%s", activity(s.FDPassing.Active, s.FDPassing.Reason))
 	line("huge pages", "%s, on %d of %d arenas", activity(s.HugePages.Active, s.HugePages.Reason),
 		s.HugePages.HugeArenas, s.HugePages.Arenas)
 	return t.Flush()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -73,7 +74,7 @@ func umount(ctx context.Context, path string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, umountWait)
 	defer cancel()
-	for pid != 0 && unix.Kill(pid, 0) == nil {
+	for pid != 0 && running(pid) {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended yet", dir, pid)
@@ -81,4 +82,23 @@ func umount(ctx context.Context, path string) error {
 		}
 	}
 	return nil
+}
+
+// running says whether a process is at work. One that has ended and that its parent has not noticed yet is not: it holds
+// nothing any more.
+func running(pid int) bool {
+	if err := unix.Kill(pid, 0); err != nil && !errors.Is(err, unix.EPERM) {
+		return false
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if errors.Is(err, os.ErrNotExist) {
+		return false
+	}
+	// 123 (name, which may hold anything) S ...
+	at := strings.LastIndex(string(text), ") ")
+	if err != nil || at < 0 || at+2 >= len(text) {
+		return true
+	}
+	state := text[at+2]
+	return state != 'Z' && state != 'X'
 }

@@ -53,7 +53,7 @@ func (s *Store) beginCommit(id string, c Caller, noReplace bool) (*Entry, []*Fil
 		return nil, nil, ErrClosed
 	case e == nil:
 		return nil, nil, ErrNotFound
-	case !c.owns(e.owner):
+	case !c.Owns(e.owner):
 		return nil, nil, ErrNotOwner
 	case e.committing:
 		return nil, nil, ErrBusy

@@ -49,6 +49,8 @@ type Entry struct {
 	manifest   *schema.Manifest // set once, by Commit
 	tomb       *tombstone       // set once, when state becomes Tombstone
 	released   chan struct{}    // gets a token when a write handle of a file in it is released
+
+	jsonSize func() uint64 // the size of manifest.json, rendered by the first call
 }
 
 // ID is the name of the folder.
@@ -75,6 +77,14 @@ func (e *Entry) Manifest() *schema.Manifest {
 	e.store.mu.Lock()
 	defer e.store.mu.Unlock()
 	return e.manifest
+}
+
+// JSONSize returns the size of manifest.json, 0 when there is none. The first call renders it.
+func (e *Entry) JSONSize() uint64 {
+	if e.Manifest() == nil {
+		return 0
+	}
+	return e.jsonSize()
 }
 
 // HasTensors says whether the folder tensors/ shows.
@@ -244,7 +254,7 @@ func (e *Entry) SetPinned(c Caller, pinned bool) error {
 	if e.state != Published {
 		return ErrNotFound
 	}
-	if !c.owns(e.owner) {
+	if !c.Owns(e.owner) {
 		return ErrNotOwner
 	}
 	e.pinned = pinned

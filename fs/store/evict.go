@@ -33,7 +33,7 @@ func (s *Store) Evict(id string, c Caller) error {
 	if e == nil {
 		return ErrNotFound
 	}
-	if !c.owns(e.owner) {
+	if !c.Owns(e.owner) {
 		return ErrNotOwner
 	}
 	if e.state == Tombstone {
@@ -66,7 +66,7 @@ func (e *Entry) Unlink(dir, name string, c Caller) error {
 	s := e.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !c.owns(e.owner) {
+	if !c.Owns(e.owner) {
 		return ErrNotOwner
 	}
 	switch e.state {
@@ -105,7 +105,7 @@ func (e *Entry) RemoveDir(name string, c Caller) error {
 	s := e.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !c.owns(e.owner) {
+	if !c.Owns(e.owner) {
 		return ErrNotOwner
 	}
 	switch e.state {

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"fmt"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +17,8 @@ type OS struct {
 	Madvise     func(b []byte, advice int) error
 	AddSeals    func(fd, seals int) error
 	GetSeals    func(fd int) (seals int, err error)
+	// Reopen opens the file behind fd anew, close-on-exec.
+	Reopen func(fd, mode int) (newFD int, err error)
 	// Headroom returns how many bytes of memory can still be taken without endangering this process.
 	Headroom func() (uint64, error)
 }
@@ -35,6 +38,9 @@ func NewOS() OS {
 		},
 		GetSeals: func(fd int) (int, error) {
 			return unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+		},
+		Reopen: func(fd, mode int) (int, error) {
+			return unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), mode|unix.O_CLOEXEC, 0)
 		},
 		Headroom: Headroom,
 	}

@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"sync"
 
 	"overmind-fs/schema"
 )
@@ -25,6 +26,13 @@ func (s *Store) Begin(id string, c Caller) (*Entry, error) {
 		blobs:   map[string]*File{}, arenas: map[string]*File{},
 		released: make(chan struct{}, 1),
 	}
+	e.jsonSize = sync.OnceValue(func() uint64 {
+		text, err := e.Manifest().JSON()
+		if err != nil {
+			return 0 // an open says why
+		}
+		return uint64(len(text))
+	})
 	s.staging[id] = e
 	s.counters.FillsStarted++
 	s.log.Debug("fill started", "entry", id, "uid", c.UID, "pid", c.PID)
@@ -40,7 +48,7 @@ func (e *Entry) MakeTensors(c Caller) error {
 		return ErrReadOnly
 	case e.state != Staging:
 		return ErrNotFound
-	case !c.owns(e.owner):
+	case !c.Owns(e.owner):
 		return ErrNotOwner
 	case e.hasTensors:
 		return ErrExists
@@ -54,7 +62,7 @@ func (e *Entry) CreateArena(name string, c Caller) (*File, *Handle, error) {
 	if !schema.ValidArenaName(name) {
 		return nil, nil, fmt.Errorf("%w: %q", ErrName, name)
 	}
-	if !c.owns(e.owner) {
+	if !c.Owns(e.owner) {
 		return nil, nil, ErrNotOwner
 	}
 	return e.create(arena, TensorsName, name, c.PID)
@@ -65,7 +73,7 @@ func (e *Entry) CreateBlob(name string, c Caller) (*File, *Handle, error) {
 	if name != ManifestName && name != StructureName {
 		return nil, nil, fmt.Errorf("%w: %q", ErrName, name)
 	}
-	if !c.owns(e.owner) {
+	if !c.Owns(e.owner) {
 		return nil, nil, ErrNotOwner
 	}
 	return e.create(blob, "", name, c.PID)
@@ -79,7 +87,7 @@ func (s *Store) Drop(id string, c Caller) error {
 	if e == nil {
 		return ErrNotFound
 	}
-	if !c.owns(e.owner) {
+	if !c.Owns(e.owner) {
 		return ErrNotOwner
 	}
 	s.drop(e, "removed")

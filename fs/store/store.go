@@ -31,8 +31,8 @@ type Caller struct {
 	PID      int
 }
 
-// owns says whether the caller may change what owner made.
-func (c Caller) owns(owner Caller) bool { return c.UID == 0 || c.UID == owner.UID }
+// Owns says whether the caller may change what owner made.
+func (c Caller) Owns(owner Caller) bool { return c.UID == 0 || c.UID == owner.UID }
 
 // bucket says which total the bytes of a file count in.
 type bucket int

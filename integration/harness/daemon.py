@@ -73,7 +73,7 @@ class Daemon:
         with self.log.open('ab') as log:
             line = [str(daemon_binary()), 'mount', *self._options, str(self.root)]
             self._process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        # Reaped when it ends and not later: to others, a zombie looks like a daemon that is still there.
+        # Reaped when it ends and not later, so that no zombie is left.
         threading.Thread(target=self._process.wait, daemon=True).start()
         deadline = time.monotonic() + _START_SECONDS
         while not self._is_serving():

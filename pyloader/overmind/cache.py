@@ -174,7 +174,7 @@ class _Session:
                 raise
             self._spoilt(key, e)
             return None, False
-        self._load.access = 'read' if entry.copy else 'map'
+        self._load.access = entry.access
         self._load.nbytes = sum(a.nbytes for a in entry.manifest.arenas)
         _registry.add(result, key.id)
         self._count(outcome, self._load.reason if outcome == 'miss' else '')
@@ -218,9 +218,10 @@ class _Session:
             if found:
                 return hit
             call = self._packed() if self._settings.fill == 'subprocess' else None
-            if call is not None:
-                return self._fill_elsewhere(store, lock, key, references, call)
-            return self._fill(store, key, references)
+            id = self._fill_elsewhere(store, lock, key, call) if call is not None else None
+            if id is None:
+                return self._fill(store, key, references)
+            return self._filled_elsewhere(store, id, key, references)
         finally:
             lock.release()
 
@@ -239,20 +240,24 @@ class _Session:
         lookup(self._fn, self._args, self._kwargs, token)
         return None if tokens else fill_process.pack((self._fn, self._args, self._kwargs))
 
-    def _fill_elsewhere(self, store: Store, lock: Lock, key: LookupKey, references: References, call: Parcel) -> Any:
-        """The loader runs in a process of its own; this one then reads the entry as it would on a hit."""
+    def _fill_elsewhere(self, store: Store, lock: Lock, key: LookupKey, call: Parcel) -> str | None:
+        """The loader runs in a process of its own; the id of the entry, or None where it must run in this one."""
         from overmind import fill_process
 
         try:
-            self._load.id = fill_process.fill(store, lock, key, call, self._patched, self._load)
+            return fill_process.fill(store, lock, key, call, self._patched, self._load)
         except fill_process.Raised as e:
             self._raised = True
             raise e.exception from e.cause
         except Bypass as e:
             _given_up[key.digest] = str(e)
             raise
-        if self._load.id != key.id:
+
+    def _filled_elsewhere(self, store: Store, id: str, key: LookupKey, references: References) -> Any:
+        """The entry that another process has just filled, read as on a hit."""
+        if id != key.id:
             key = self._key()
+            self._load.id = key.id
         result, found = self._try_hit(store, key, references, 'miss')
         if not found:
             raise StoreError(f'{key.id} was filled by another process and cannot be used: {self._load.reason}')

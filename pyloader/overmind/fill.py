@@ -166,16 +166,14 @@ class Fill:
 
         start = time.perf_counter()
         for plan in written.plans:
-            fd = staging.arena(plan.name, plan.nbytes)
-            try:
-                overmind_cext.write_arena(fd, plan.nbytes, plan.header, plan.pieces, mapped=not self._store.copy)
-            finally:
-                os.close(fd)
+            with staging.arena(plan.name, plan.nbytes) as (fd, mapped):
+                overmind_cext.write_arena(fd, plan.nbytes, plan.header, plan.pieces, mapped=mapped)
         copied = time.perf_counter()
         self._stats.seconds['copy'] = copied - start
         staging.write('structure.pkl', written.structure)
         staging.write('manifest', encode(written.manifest))
         entry = staging.reopen()
+        self._stats.access = entry.access
         try:
             result = self._check(entry)
         finally:

@@ -50,17 +50,24 @@ def pack(call: Call) -> Parcel | None:
             return parcel(call)
         except Exception as e:
             why = f'the call cannot be pickled ({type(e).__name__}: {e})'
-    warn_once('fill inline', f'OVERMIND_FILL=subprocess: loading in this process instead, since {why}')
+    _warn(why)
     return None
 
 
-def fill(store: Store, lock: Lock, key: LookupKey, call: Parcel, patched: bool, load: Load) -> str:
+def _warn(why: str) -> None:
+    warn_once(f'fill inline {why}', f'OVERMIND_FILL=subprocess: loading in this process instead, since {why}')
+
+
+def fill(store: Store, lock: Lock, key: LookupKey, call: Parcel, patched: bool, load: Load) -> str | None:
     """Fill the entry under the lock that the caller holds; returns its id, another one where a hub name got a commit.
+
+    None, and a warning, where the loader has to run in this process.
 
     Raises Raised where the loader did, Bypass where the call cannot be cached so, StoreError where the cache failed.
     """
     states = chance.states()
     states.pop('cuda', None)  # would make a context there
+    main = sys.modules.get('__main__')
     job = Job(
         parent=os.getpid(),
         lock=lock.fd,
@@ -71,7 +78,8 @@ def fill(store: Store, lock: Lock, key: LookupKey, call: Parcel, patched: bool, 
         patched=patched,
         points=project_points(),
         argv=list(sys.argv),
-        main_file=getattr(sys.modules.get('__main__'), '__file__', None),
+        main_file=getattr(main, '__file__', None),
+        main_names=[n for n in vars(main) if not n.startswith('__')] if main is not None else [],
         random=states,
         call=call,
     )
@@ -84,6 +92,9 @@ def fill(store: Store, lock: Lock, key: LookupKey, call: Parcel, patched: bool, 
         if not done:
             with contextlib.suppress(OSError, StoreError):
                 store.guard(Staging(store, key.id).drop, 60)
+    if answer.outcome == 'missing':
+        _warn(f'the loader looks for {answer.text} in __main__')
+        return None
     if not done:
         _explain(answer, key)
     load.seconds.update(answer.seconds, process=time.perf_counter() - start)

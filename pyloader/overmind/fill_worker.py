@@ -23,6 +23,26 @@ from overmind.handover import Answer, Job, parcel
 from overmind.nesting import uncached
 
 _PR_SET_PDEATHSIG = 1
+_kept: list[Any] = []  # a module that goes away has its names cleared
+
+
+class _Main(types.ModuleType):
+    """``__main__`` with what the call brought along. Notes the names of the parent's that were looked for in vain, as a
+    pickle in a checkpoint does: the loader must then run in the parent."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__('__main__')
+        self.__dict__['_overmind'] = (frozenset(names), [])
+
+    def __getattr__(self, name: str) -> Any:
+        known, missing = self.__dict__['_overmind']
+        if name in known:
+            missing.append(name)
+        raise AttributeError(f"module '__main__' has no attribute '{name}'")
+
+
+class _Missing(Exception):
+    pass
 
 
 def main(fd: int) -> None:
@@ -76,12 +96,11 @@ def _become(job: Job) -> None:
     configure()
     adopt(job.lock)
     sys.argv[:] = job.argv
-    main = types.ModuleType('__main__')
+    main = _Main(job.main_names)
     if job.main_file is not None:
         main.__file__ = job.main_file
-    job_main = sys.modules['__main__']
+    _kept.append(sys.modules['__main__'])
     sys.modules['__main__'] = main
-    main.__dict__['__overmind_keep__'] = job_main  # a module that goes away has its names cleared
     if job.points is not None:
         patch(job.points)
     if 'torch' in job.random:
@@ -119,20 +138,29 @@ def _fill(job: Job, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if key.digest != job.digest:
         return Answer('different', facts=key.facts)
     raised: list[BaseException] = []
+    missing: list[str] = sys.modules['__main__'].__dict__['_overmind'][1]
 
     def call() -> Any:
+        missing.clear()
         try:
             with uncached():
-                return fn(*args, **kwargs)
+                result = fn(*args, **kwargs)
         except BaseException as e:
+            if missing:
+                raise _Missing from e
             raised.append(e)
             raise
+        if missing:
+            raise _Missing
+        return result
 
     store, load = Store(*job.store), Load(key.loader)
     handle = store.attend(job.id)
     try:
         fill = Fill(store, References(Registry(), {}), load, job.patched)
         fill.run(call, key, rekey)
+    except _Missing:
+        return Answer('missing', ', '.join(dict.fromkeys(missing)))
     except BaseException as e:
         if not raised or e is not raised[-1]:
             raise

@@ -67,8 +67,9 @@ def _storages(torch: Any, entry: OpenEntry, populate: bool) -> list[Any]:
 
     manifest = entry.manifest
     whole = []
-    for file, fd in zip(manifest.arenas, entry.arenas, strict=True):
-        capsule = overmind_cext.map_arena(fd, file.nbytes, populate=populate, copy=entry.copy)
+    copy, leases = entry.access == 'read', entry.leases or [-1] * len(entry.arenas)
+    for file, fd, lease in zip(manifest.arenas, entry.arenas, leases, strict=True):
+        capsule = overmind_cext.map_arena(fd, file.nbytes, populate=populate, copy=copy, lease=lease)
         whole.append(from_dlpack(capsule).untyped_storage())
     out = []
     for offset, nbytes, arena, device in manifest.storages:

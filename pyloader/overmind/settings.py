@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-Access = Literal['auto', 'map', 'read']
+Access = Literal['auto', 'map', 'fd', 'read']
 Where = Literal['inline', 'subprocess']
 
 _LEVELS = ('debug', 'info', 'warning', 'error', 'critical')
-_ACCESS = ('auto', 'map', 'read')
+_ACCESS = ('auto', 'map', 'fd', 'read')
 _FILL = ('inline', 'subprocess')
 _TRUE = ('1', 'true', 'yes', 'on')
 _FALSE = ('', '0', 'false', 'no', 'off')
@@ -32,7 +32,7 @@ class Settings:
     deadline_seconds: float = 3.0  # OVERMIND_DEADLINE: for touching the mount
     trust: tuple[int, ...] = ()  # OVERMIND_TRUST: uids whose entries may be read; the own one is first
     autostart: bool = False  # OVERMIND_AUTOSTART: start a daemon when OVERMIND_ROOT is not set
-    access: Access = 'auto'  # OVERMIND_ACCESS: how arenas are mapped
+    access: Access = 'auto'  # OVERMIND_ACCESS: how arenas are reached; read where that is not possible
     populate: bool = False  # OVERMIND_POPULATE: fault mapped memory in at once
     fill: Where = 'inline'  # OVERMIND_FILL: where a miss runs the real loader
 

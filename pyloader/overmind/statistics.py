@@ -13,7 +13,9 @@ Outcome = Literal['hit', 'miss', 'bypass']
 class Load:
     """One call. seconds: ``key``, ``open``, ``map``, ``rebuild`` of a hit; ``key``, ``load``, ``pickle``, ``copy``,
     ``commit`` and the checking ``map`` and ``rebuild`` of a miss, and ``process`` where a process of its own filled;
-    ``load`` of a bypass. access is how arenas were reached: ``map`` (shared memory) or ``read`` (a private copy)."""
+    ``load`` of a bypass. access is how arenas were reached: ``passthrough`` or ``fd`` (shared memory of
+    the daemon, by its files or over its socket), ``directory`` (files of a plain directory, mapped) or ``read`` (a
+    private copy)."""
 
     loader: str
     id: str = ''

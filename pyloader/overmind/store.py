@@ -15,30 +15,40 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from overmind.control.client import Place, arena_fd
 from overmind.deadline import guarded
 from overmind.errors import CorruptEntry, StoreError
+from overmind.logs import warn_once
 from overmind.manifest import Manifest, decode
 
 T = TypeVar('T')
 
 MAX_BLOB = 1 << 30
+_REPLACED_AT_MOST = 3  # times while one reader opens an entry
+
+# How arenas are reached: the kernel maps the daemon's memory through its files; the daemon passes its memory over a
+# socket; they are read into private memory, since a page-cache mapping would not survive the daemon; or there is no
+# daemon.
+Way = Literal['passthrough', 'fd', 'read', 'directory']
 
 
 @dataclass(slots=True)
 class OpenEntry:
-    """A published or staged entry, held open; the arenas' descriptors are the lease until the mappings have theirs."""
+    """A published or staged entry, held open; the descriptors are the lease until the mappings have theirs."""
 
     manifest: Manifest
     structure: bytes
     arenas: list[int]
     owner: int
-    copy: bool = False  # read into private memory: a page-cache mapping would not survive the daemon
+    access: Way = 'directory'
+    leases: list[int] = field(default_factory=list)  # the arenas' files, where arenas are not descriptors of these
 
     def close(self) -> None:
-        while self.arenas:
-            os.close(self.arenas.pop())
+        for fds in (self.arenas, self.leases):
+            while fds:
+                os.close(fds.pop())
 
 
 @dataclass(slots=True)
@@ -87,7 +97,7 @@ class Store:
         self.access = access
         self._checked = False
         self.is_mount = False
-        self.copy = access == 'read'
+        self.way: Way = 'read'  # known once the root was looked at
 
     # ---- reading
 
@@ -131,9 +141,9 @@ class Store:
 
         return self.guard(look)
 
-    def _manifest(self, folder: str) -> tuple[Manifest, int]:
+    def _manifest(self, folder: str, at: int | None = None) -> tuple[Manifest, int]:
         path = os.path.join(self.root, folder, 'manifest')
-        data, owner = _read(path)
+        data, owner = _read(path) if at is None else _read('manifest', at)
         manifest = decode(data)
         if manifest.id != os.path.basename(folder):
             raise CorruptEntry(f'{path} is that of {manifest.id!r}')
@@ -142,32 +152,64 @@ class Store:
     def _open(self, folder: str, missing_ok: bool) -> OpenEntry | None:
         self._check_root()
         base = os.path.join(self.root, folder)
-        try:
-            manifest, owner = self._manifest(folder)
-        except FileNotFoundError:
-            if missing_ok:
-                return None
-            raise
-        arenas: list[int] = []
+        for _ in range(_REPLACED_AT_MOST):
+            try:
+                at = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                if missing_ok:
+                    return None
+                raise
+            try:
+                return self._open_at(at, folder)
+            except FileNotFoundError as e:
+                # Evicted or replaced between two opens, or really incomplete?
+                if not missing_ok or _is_still(base, at):
+                    if missing_ok and e.filename == 'manifest':
+                        return None
+                    raise CorruptEntry(f'{os.path.join(base, str(e.filename))} is missing') from e
+            finally:
+                os.close(at)
+        return None
+
+    def _open_at(self, at: int, folder: str) -> OpenEntry:
+        """Every file through the folder's own descriptor, so that a replaced entry is never mixed with the new one."""
+        manifest, owner = self._manifest(folder, at)
+        entry = OpenEntry(manifest, b'', [], owner, self.way)
         try:
             for a in manifest.arenas:
-                fd = os.open(os.path.join(base, 'tensors', a.name), os.O_RDONLY | os.O_CLOEXEC)
-                arenas.append(fd)
+                fd = os.open(os.path.join('tensors', a.name), os.O_RDONLY | os.O_CLOEXEC, dir_fd=at)
+                entry.arenas.append(fd)
                 _check_size(a.name, os.fstat(fd).st_size, a.nbytes)
-            structure, _ = _read(os.path.join(base, 'structure.pkl'))
-            _check_size('structure.pkl', len(structure), manifest.structure_nbytes)
-        except FileNotFoundError as e:
-            OpenEntry(manifest, b'', arenas, owner).close()
-            if missing_ok and not os.path.exists(os.path.join(base, 'manifest')):
-                return None  # evicted between two opens
-            raise CorruptEntry(f'{e.filename} is missing') from e
+            entry.structure, _ = _read('structure.pkl', at)
+            _check_size('structure.pkl', len(entry.structure), manifest.structure_nbytes)
+            if self.way == 'fd':
+                self._pass(entry, folder)
         except BaseException:
-            OpenEntry(manifest, b'', arenas, owner).close()
+            entry.close()
             raise
-        return OpenEntry(manifest, structure, arenas, owner, self.copy)
+        return entry
+
+    def _pass(self, entry: OpenEntry, folder: str) -> None:
+        """Put the daemon's memory in the place of the arenas' files, which stay open as leases; where the socket fails,
+        the files are read."""
+        place, id = os.path.split(folder)
+        memory: list[int] = []
+        try:
+            for a, handle in zip(entry.manifest.arenas, entry.arenas, strict=True):
+                memory.append(self.memory('staging' if place == 'staging' else 'pipelines', id, a.name, handle))
+                _check_size(a.name, os.fstat(memory[-1]).st_size, a.nbytes)
+        except BaseException as e:
+            for fd in memory:
+                os.close(fd)
+            if isinstance(e, (FileNotFoundError, CorruptEntry)) or not isinstance(e, (OSError, StoreError)):
+                raise
+            self.socket_failed(e)
+            entry.access = 'read'
+        else:
+            entry.arenas, entry.leases = memory, entry.arenas
 
     def _check_root(self) -> None:
-        """Once: is it there, and may its files be mapped?"""
+        """Once: is it there, and how are its arenas reached?"""
         if self._checked:
             return
         if not os.path.isdir(self.root):
@@ -176,12 +218,20 @@ class Store:
             with open(os.path.join(self.root, 'status.json'), 'rb') as f:
                 status = json.load(f)
             self.is_mount = True
-            if not status.get('passthrough', {}).get('active'):
-                self.copy = True
+            self.way = self._best(*[bool(status.get(n, {}).get('active')) for n in ('passthrough', 'fd_passing')])
         except FileNotFoundError:
             if not os.path.isdir(os.path.join(self.root, 'pipelines')):
                 _lay_out(self.root)
+            self.way = 'read' if self.access == 'read' else 'directory'
         self._checked = True
+
+    def _best(self, passthrough: bool, passing: bool) -> Way:
+        """Of the ways that the daemon offers, the best one that OVERMIND_ACCESS allows."""
+        if passthrough and self.access in ('auto', 'map'):
+            return 'passthrough'
+        if passing and self.access in ('auto', 'fd'):
+            return 'fd'
+        return 'read'
 
     def guard(self, work: Callable[[], T], seconds: float = 0, late: Callable[[T], None] | None = None) -> T:
         try:
@@ -253,6 +303,15 @@ class Store:
                 with contextlib.suppress(OSError, StoreError):
                     self.guard(staging.drop, 60)
 
+    def memory(self, place: Place, id: str, name: str, handle: int) -> int:
+        """The memory of an arena whose file is open, over the daemon's socket."""
+        # Half of the time for touching the mount, so that there is some left to go on without the socket.
+        return arena_fd(self.root, place, id, name, os.fstat(handle).st_ino, self.deadline / 2)
+
+    def socket_failed(self, e: Exception) -> None:
+        text = (e.strerror if isinstance(e, OSError) else None) or str(e)
+        warn_once(f'socket:{self.root}', f'{self.root}: arenas are copied instead of shared: {text}')
+
 
 @dataclass(slots=True)
 class Staging:
@@ -272,18 +331,27 @@ class Staging:
         os.mkdir(self.path, 0o700)
         os.mkdir(os.path.join(self.path, 'tensors'), 0o700)
 
-    def arena(self, name: str, nbytes: int) -> int:
-        """A new arena of its final size, open for reading and writing; the caller closes it."""
-        fd = os.open(os.path.join(self.path, 'tensors', name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
+    @contextlib.contextmanager
+    def arena(self, name: str, nbytes: int) -> Iterator[tuple[int, bool]]:
+        """A new arena of its final size: a descriptor for writing, closed at the end, and whether it may be mapped."""
+        path = os.path.join(self.path, 'tensors', name)
+        with contextlib.ExitStack() as opened:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            opened.callback(os.close, fd)
             os.ftruncate(fd, nbytes)
             if not self.store.is_mount:
                 # Blocks now: a write through a mapping to a full disk would end the process with SIGBUS.
                 os.posix_fallocate(fd, 0, nbytes)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+            mapped = self.store.way in ('passthrough', 'directory')
+            if self.store.way == 'fd':
+                try:
+                    fd = self.store.memory('staging', self.id, name, fd)
+                except (OSError, StoreError) as e:
+                    self.store.socket_failed(e)
+                else:
+                    opened.callback(os.close, fd)
+                    mapped = True
+            yield fd, mapped
 
     def write(self, name: str, data: bytes) -> None:
         fd = os.open(os.path.join(self.path, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -328,9 +396,17 @@ def _check_size(name: str, nbytes: int, said: int) -> None:
         raise CorruptEntry(f'{name} has {nbytes} bytes, the manifest says {said}')
 
 
-def _read(path: str) -> tuple[bytes, int]:
-    """Content and owner of a small file, in as few calls as that takes."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _is_still(folder: str, at: int) -> bool:
+    """Whether the path leads to the folder that is open."""
+    try:
+        return os.path.samestat(os.stat(folder), os.fstat(at))
+    except OSError:
+        return False
+
+
+def _read(path: str, at: int | None = None) -> tuple[bytes, int]:
+    """Content and owner of a small file, in as few calls as that takes; at is the folder that path starts from."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=at)
     try:
         st = os.fstat(fd)
         if st.st_size > MAX_BLOB:

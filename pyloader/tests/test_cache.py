@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from overmind import cache, chance, statistics
+from overmind import cache, chance, statistics, store
 from overmind.api import load, stats
 from overmind.errors import Bypass, StoreError
 
@@ -336,3 +337,34 @@ def test_a_killed_filler_frees_the_lock_and_leaves_no_staging(root: pathlib.Path
     load(slow_loader.make, checkpoint)
     assert counts() == (0, 1, 0)
     assert not list((root / 'staging').iterdir())
+
+
+def test_an_entry_that_is_replaced_while_it_is_opened_is_never_mixed(
+    root: pathlib.Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the manifest and the arenas of the old entry another process publishes a new one of the same sizes."""
+    load(make, checkpoint)
+    (entry,) = (root / 'pipelines').iterdir()
+    other = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    replacement = root / 'staging' / 'other'
+    shutil.copytree(entry, replacement)
+    (arena,) = (replacement / 'tensors').iterdir()
+    arena.chmod(0o644)
+    old, new = (m[0].weight.detach().numpy().tobytes() for m in (make(checkpoint), other))
+    assert arena.read_bytes().count(old) == 1
+    arena.write_bytes(arena.read_bytes().replace(old, new))
+    read, swapped = store._read, []
+
+    def swap(path: str, at: int | None = None) -> tuple[bytes, int]:
+        found = read(path, at)
+        if path == 'manifest' and not swapped:
+            swapped.append(entry.rename(root / 'staging' / 'old'))
+            replacement.rename(entry)
+            shutil.rmtree(swapped[0])
+        return found
+
+    monkeypatch.setattr(store, '_read', swap)
+    found = load(make, checkpoint)
+    assert swapped
+    assert torch.equal(found[0].weight, other[0].weight)
+    assert counts() == (1, 1, 0)

@@ -443,10 +443,10 @@ def test_a_late_entry_gives_its_lease_back(
     monkeypatch.delenv('OVERMIND_STRICT')
     release, real = threading.Event(), store._read
 
-    def hangs(path: str) -> tuple[bytes, int]:
+    def hangs(path: str, at: int | None = None) -> tuple[bytes, int]:
         if path.endswith('structure.pkl'):
             release.wait(10)
-        return real(path)
+        return real(path, at)
 
     monkeypatch.setattr(store, '_read', hangs)
     assert_made(load(make, checkpoint))

@@ -1,0 +1,378 @@
+package fdpass
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"overmind-fs/fs/store"
+	"overmind-fs/schema"
+)
+
+var request = schema.Request{ID: "a", Name: "model.safetensors", Inode: 1}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not reached: %s", what)
+		}
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	names, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(names)
+}
+
+type fixture struct {
+	*Server
+	base string
+	open atomic.Value // func(store.Caller, schema.Request) (int, error)
+}
+
+// serve starts a server that hands out /dev/null, and checks at the end that nothing of it is left.
+func serve(t *testing.T, a Audience) *fixture {
+	t.Helper()
+	files, routines := openFiles(t), runtime.NumGoroutine()
+	fx := &fixture{base: t.TempDir()}
+	fx.open.Store(func(store.Caller, schema.Request) (int, error) {
+		return unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	})
+	s, err := Listen(Options{
+		Open: func(c store.Caller, r schema.Request) (int, error) {
+			return fx.open.Load().(func(store.Caller, schema.Request) (int, error))(c, r)
+		},
+		Errno: func(err error) syscall.Errno {
+			for want, errno := range map[error]syscall.Errno{
+				schema.ErrFrame: syscall.EMSGSIZE, schema.ErrRequest: syscall.EBADMSG, store.ErrNotFound: syscall.ENOENT,
+			} {
+				if errors.Is(err, want) {
+					return errno
+				}
+			}
+			return syscall.EIO
+		},
+		Audience: a, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Bases: []string{fx.base},
+	})
+	must(t, err)
+	fx.Server = s
+	t.Cleanup(func() {
+		s.Close()
+		s.Close()
+		if names, _ := os.ReadDir(fx.base); len(names) > 0 {
+			t.Errorf("left behind: %v", names)
+		}
+		eventually(t, "no descriptor and no goroutine is left", func() bool {
+			return openFiles(t) <= files && runtime.NumGoroutine() <= routines
+		})
+	})
+	return fx
+}
+
+func own() Audience { return Audience{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())} }
+
+func (fx *fixture) dial(t *testing.T) *net.UnixConn {
+	t.Helper()
+	c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: fx.Path(), Net: network})
+	must(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	must(t, c.SetDeadline(time.Now().Add(10*time.Second)))
+	return c
+}
+
+// receive returns the reply and the descriptors that came with it.
+func receive(t *testing.T, c *net.UnixConn) (schema.Reply, []int, error) {
+	t.Helper()
+	message, oob := make([]byte, schema.MaxMessage+1), make([]byte, unix.CmsgSpace(16))
+	n, oobn, _, _, err := c.ReadMsgUnix(message, oob)
+	if err != nil || n == 0 {
+		return schema.Reply{}, nil, errors.Join(err, io.EOF)
+	}
+	reply, err := schema.DecodeReply(message[:n])
+	must(t, err)
+	controls, err := unix.ParseSocketControlMessage(oob[:oobn])
+	must(t, err)
+	var fds []int
+	for _, m := range controls {
+		got, err := unix.ParseUnixRights(&m)
+		must(t, err)
+		fds = append(fds, got...)
+	}
+	return reply, fds, nil
+}
+
+func (fx *fixture) ask(t *testing.T, message []byte) (schema.Reply, []int) {
+	t.Helper()
+	c := fx.dial(t)
+	defer func() { _ = c.Close() }()
+	_, err := c.Write(message)
+	must(t, err)
+	reply, fds, err := receive(t, c)
+	must(t, err)
+	return reply, fds
+}
+
+func TestADescriptorComesWithTheAnswer(t *testing.T) {
+	fx := serve(t, own())
+	callers, requests := make(chan store.Caller, 1), make(chan schema.Request, 1)
+	fx.open.Store(func(c store.Caller, r schema.Request) (int, error) {
+		callers <- c
+		requests <- r
+		return unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	})
+	reply, fds := fx.ask(t, request.Encode())
+	if reply != (schema.Reply{}) || len(fds) != 1 {
+		t.Fatalf("%+v with %d descriptors", reply, len(fds))
+	}
+	var here, there unix.Stat_t
+	must(t, unix.Fstat(fds[0], &there))
+	must(t, unix.Stat(os.DevNull, &here))
+	must(t, unix.Close(fds[0]))
+	if here.Ino != there.Ino {
+		t.Error("another file")
+	}
+	caller, got := <-callers, <-requests
+	want := store.Caller{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID: os.Getpid()}
+	if caller != want || got != request {
+		t.Errorf("%+v asks for %+v", caller, got)
+	}
+}
+
+func TestErrorsAreAnswered(t *testing.T) {
+	fx := serve(t, own())
+	fx.open.Store(func(_ store.Caller, r schema.Request) (int, error) {
+		if r.ID == "panic" {
+			panic("on purpose")
+		}
+		return -1, fmt.Errorf("look: %w", store.ErrNotFound)
+	})
+	long := make([]byte, schema.MaxMessage+100)
+	for what, c := range map[string]struct {
+		message []byte
+		code    syscall.Errno
+	}{
+		"missing":   {request.Encode(), syscall.ENOENT},
+		"panic":     {schema.Request{ID: "panic", Name: "x.safetensors"}.Encode(), syscall.EIO},
+		"garbage":   {[]byte("\x04\x00\x00\x00abcd"), syscall.EBADMSG},
+		"no frame":  {[]byte("abcdefgh"), syscall.EMSGSIZE},
+		"too long":  {long, syscall.EMSGSIZE},
+		"cut short": {request.Encode()[:20], syscall.EMSGSIZE},
+	} {
+		reply, fds := fx.ask(t, c.message)
+		if syscall.Errno(reply.Code) != c.code || reply.Message == "" || len(fds) != 0 {
+			t.Errorf("%s: %+v with %d descriptors, want %v", what, reply, len(fds), c.code)
+		}
+	}
+}
+
+// Descriptors that a client sends are not kept.
+func TestSentDescriptorsAreDropped(t *testing.T) {
+	fx := serve(t, own())
+	r, w, err := os.Pipe()
+	must(t, err)
+	defer func() { _ = r.Close() }()
+	c := fx.dial(t)
+	_, _, err = c.WriteMsgUnix(request.Encode(), unix.UnixRights(int(w.Fd())), nil)
+	must(t, err)
+	must(t, w.Close())
+	_, fds, err := receive(t, c)
+	must(t, err)
+	must(t, unix.Close(fds[0]))
+	if n, err := r.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("the pipe is still open: %d, %v", n, err)
+	}
+}
+
+func TestOneRequestAConnection(t *testing.T) {
+	fx := serve(t, own())
+	c := fx.dial(t)
+	_, err := c.Write(request.Encode())
+	must(t, err)
+	_, fds, err := receive(t, c)
+	must(t, err)
+	must(t, unix.Close(fds[0]))
+	_, _ = c.Write(request.Encode())
+	if _, _, err := receive(t, c); err == nil {
+		t.Error("a second answer")
+	}
+}
+
+// A client that says nothing loses its connection, and costs nobody else anything.
+func TestSilentClient(t *testing.T) {
+	fx := serve(t, own())
+	silent := fx.dial(t)
+	begun := time.Now()
+	if reply, fds := fx.ask(t, request.Encode()); reply.Code != 0 || unix.Close(fds[0]) != nil {
+		t.Errorf("%+v", reply)
+	}
+	if _, _, err := receive(t, silent); err == nil {
+		t.Error("an answer to nothing")
+	}
+	if took := time.Since(begun); took < patience/2 || took > 2*patience {
+		t.Errorf("closed after %v", took)
+	}
+}
+
+// Clients that do not read their answer keep nothing here.
+func TestDeafClients(t *testing.T) {
+	fx := serve(t, own())
+	before := openFiles(t)
+	for range 50 {
+		_, err := fx.dial(t).Write(request.Encode())
+		must(t, err)
+	}
+	eventually(t, "the server has forgotten them", func() bool {
+		return len(fx.free) == MaxConnections && openFiles(t) <= before+50
+	})
+}
+
+func TestTooManyConnections(t *testing.T) {
+	fx := serve(t, own())
+	const more = 72
+	var conns []*net.UnixConn
+	for range MaxConnections + more {
+		conns = append(conns, fx.dial(t))
+	}
+	closed := 0
+	for _, c := range conns {
+		must(t, c.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+		var timeout net.Error
+		if _, err := c.Read(make([]byte, 1)); !errors.As(err, &timeout) || !timeout.Timeout() {
+			closed++
+		}
+		if closed == more {
+			break
+		}
+	}
+	if closed != more {
+		t.Errorf("%d of %d were closed", closed, len(conns))
+	}
+	eventually(t, "room again", func() bool {
+		c, err := net.DialUnix(network, nil, &net.UnixAddr{Name: fx.Path(), Net: network})
+		must(t, err)
+		defer func() { _ = c.Close() }()
+		if _, err := c.Write(request.Encode()); err != nil {
+			return false
+		}
+		_, fds, err := receive(t, c)
+		return err == nil && unix.Close(fds[0]) == nil
+	})
+}
+
+func TestCloseEndsConnections(t *testing.T) {
+	fx := serve(t, own())
+	c := fx.dial(t)
+	eventually(t, "accepted", func() bool { return len(fx.free) == MaxConnections-1 })
+	begun := time.Now()
+	fx.Close()
+	if _, _, err := receive(t, c); err == nil || time.Since(begun) > patience/2 {
+		t.Errorf("%v after %v", err, time.Since(begun))
+	}
+}
+
+func TestModes(t *testing.T) {
+	cases := map[string]struct {
+		audience       Audience
+		folder, socket os.FileMode
+	}{
+		"own":      {own(), 0o700, 0o600},
+		"everyone": {Audience{Everyone: true, UID: uint32(os.Geteuid())}, 0o711, 0o666},
+	}
+	if os.Geteuid() == 0 {
+		cases["a user"] = struct {
+			audience       Audience
+			folder, socket os.FileMode
+		}{Audience{UID: 65534, GID: 65534}, 0o711, 0o600}
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			fx := serve(t, c.audience)
+			folder, err := os.Stat(filepath.Dir(fx.Path()))
+			must(t, err)
+			socket, err := os.Stat(fx.Path())
+			must(t, err)
+			if folder.Mode().Perm() != c.folder || socket.Mode().Perm() != c.socket {
+				t.Errorf("folder %v, socket %v", folder.Mode(), socket.Mode())
+			}
+			if uid := socket.Sys().(*syscall.Stat_t).Uid; uid != c.audience.UID {
+				t.Errorf("the socket belongs to %d", uid)
+			}
+		})
+	}
+}
+
+// What a killed daemon leaves goes at the next start; what a living one has, and what is no daemon's, stays.
+func TestStaleFoldersAreRemoved(t *testing.T) {
+	base := t.TempDir()
+	dead := filepath.Join(base, folderName+"1-dead")
+	must(t, os.Mkdir(dead, 0o700))
+	l, err := net.ListenUnix(network, &net.UnixAddr{Name: filepath.Join(dead, socketName), Net: network})
+	must(t, err)
+	l.SetUnlinkOnClose(false)
+	must(t, l.Close())
+	begun := filepath.Join(base, folderName+"2-begun")
+	must(t, os.Mkdir(begun, 0o700))
+	half := filepath.Join(base, folderName+"4-half") // killed while it started, long ago
+	must(t, os.Mkdir(half, 0o700))
+	must(t, os.WriteFile(filepath.Join(half, earlyName), nil, 0o600))
+	must(t, os.Chtimes(half, time.Time{}, time.Now().Add(-2*unfinished)))
+	other := filepath.Join(base, folderName+"3-file")
+	must(t, os.WriteFile(other, nil, 0o600))
+
+	living, path, err := listen([]string{base}, own())
+	must(t, err)
+	defer func() { _ = living.Close() }()
+	second, _, err := listen([]string{base}, own())
+	must(t, err)
+	_ = second.Close()
+	for _, gone := range []string{dead, half} {
+		if _, err := os.Stat(gone); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", gone, err)
+		}
+	}
+	for _, kept := range []string{begun, other, path} {
+		if _, err := os.Stat(kept); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestNextBaseIsTried(t *testing.T) {
+	long := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
+	must(t, os.Mkdir(long, 0o700))
+	good := t.TempDir()
+	l, path, err := listen([]string{"/nonexistent", long, good}, own())
+	must(t, err)
+	_ = l.Close()
+	if !strings.HasPrefix(path, good) {
+		t.Errorf("in %s", path)
+	}
+	if names, _ := os.ReadDir(long); len(names) > 0 {
+		t.Errorf("left behind: %v", names)
+	}
+	if _, _, err := listen([]string{"/nonexistent", long}, own()); err == nil {
+		t.Error("no error")
+	}
+}
