@@ -73,10 +73,15 @@ def untrusted(owner: int, settings: Settings) -> str | None:
 
 def _nested(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A loader inside a loader that is being recorded: no cache, but its files are inputs."""
+    note(args, kwargs)
+    return fn(*args, **kwargs)
+
+
+def note(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The files among the arguments of a loader are inputs of the load that is being recorded."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, (str, os.PathLike)):
             inputs.note(os.fspath(value))
-    return fn(*args, **kwargs)
 
 
 class _Session:

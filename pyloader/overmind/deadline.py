@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from overmind.errors import StoreError
+from overmind.errors import Hangs, StoreError
 
 T = TypeVar('T')
 
@@ -53,5 +53,5 @@ def guarded(what: str, seconds: float, work: Callable[[], T], late: Callable[[T]
     if error:
         raise error.pop()
     if not result:
-        raise StoreError(f'{what} did not answer within {seconds:g} s; the daemon hangs')
+        raise Hangs(f'{what} did not answer within {seconds:g} s; the daemon hangs')
     return result[0]

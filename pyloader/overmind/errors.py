@@ -23,5 +23,9 @@ class StoreError(OvermindError):
     """The cache itself failed: no mount, a dead or hanging daemon, no room, a refused commit."""
 
 
+class Hangs(StoreError):
+    """The daemon did not answer in time."""
+
+
 class CorruptEntry(StoreError):
     """An entry is not what its manifest says. Raised before any of its memory is used."""

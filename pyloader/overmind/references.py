@@ -28,9 +28,12 @@ class Registry:
         self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     def add(self, obj: Any, origin: str) -> None:
-        """Remember obj and the components below it as results of an entry."""
+        """Remember obj and the components below it as results of an entry; an argument among them keeps its own."""
         for path, part in _components(obj):
             key = id(part)
+            known = self._known.get(key)
+            if known is not None and known[0]() is part:
+                continue
 
             def forget(_: Any, key: int = key) -> None:
                 self._known.pop(key, None)
@@ -45,12 +48,13 @@ class Registry:
     def token(self, obj: Any) -> str | None:
         """What stands for obj in a key, or None if it did not come from the cache.
 
-        A loader sees the configuration of what it is given (a pipeline takes its scale factor from the VAE's), so the
-        configuration is part of the token; weights and attributes are not, since the result only refers to them.
+        A loader sees the configuration of what it is given (a pipeline takes its scale factor from the VAE's) and what
+        kind of tensors it has (a new head gets their dtype), so these are part of the token; weights and attributes
+        are not, since the result only refers to them.
         """
         known = self._known.get(id(obj))
         if known is not None and known[0]() is obj:
-            return f'{known[1]}:{_configuration(obj)}'
+            return f'{known[1]}:{_configuration(obj)}{_kinds(obj)}'
         return self._container(obj)
 
     def _container(self, obj: Any) -> str | None:
@@ -95,6 +99,26 @@ def _configuration(obj: Any) -> str:
         return hashlib.sha256(repr(sorted((str(k), repr(v)) for k, v in facts.items())).encode()).hexdigest()[:16]
     except Exception as e:
         raise Bypass(f'the configuration of {type(obj).__qualname__} cannot be read: {type(e).__name__}: {e}') from e
+
+
+def _kinds(obj: Any) -> str:
+    """The dtypes, devices and modes that occur in a module, or in those of a pipeline."""
+    torch = sys.modules.get('torch')
+    if torch is None:
+        return ''
+    todo = [part for _, part in _components(obj) if isinstance(part, torch.nn.Module)]
+    seen: set[int] = set()
+    found: set[tuple[Any, ...]] = set()
+    while todo:
+        module = todo.pop()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        found.add((module.training,))
+        for tensors in (module._parameters, module._buffers):
+            found.update((t.dtype, t.device.type, t.requires_grad) for t in tensors.values() if t is not None)
+        todo += module._modules.values()
+    return hashlib.sha256(repr(sorted(map(repr, found))).encode()).hexdigest()[:8] if found else ''
 
 
 def arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -19,19 +19,26 @@ from typing import Literal, TypeVar
 
 from overmind.control.client import Place, arena_fd
 from overmind.deadline import guarded
-from overmind.errors import CorruptEntry, StoreError
-from overmind.logs import warn_once
+from overmind.errors import CorruptEntry, Hangs, StoreError
+from overmind.logs import logger, warn_once
 from overmind.manifest import Manifest, decode
 
 T = TypeVar('T')
 
 MAX_BLOB = 1 << 30
+HANG_PAUSE = 20.0  # seconds for which a daemon that hung is left alone: each touch costs the whole deadline
 _REPLACED_AT_MOST = 3  # times while one reader opens an entry
 
 # How arenas are reached: the kernel maps the daemon's memory through its files; the daemon passes its memory over a
 # socket; they are read into private memory, since a page-cache mapping would not survive the daemon; or there is no
 # daemon.
 Way = Literal['passthrough', 'fd', 'read', 'directory']
+
+
+def close(fd: int) -> None:
+    """Close a file of the cache. A dead daemon answers with an error, and the descriptor is gone all the same."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 @dataclass(slots=True)
@@ -48,7 +55,7 @@ class OpenEntry:
     def close(self) -> None:
         for fds in (self.arenas, self.leases):
             while fds:
-                os.close(fds.pop())
+                close(fds.pop())
 
 
 @dataclass(slots=True)
@@ -64,7 +71,7 @@ class Lock:
             # A child that no hook of Python saw, such as one of a C library, shares the open file.
             with contextlib.suppress(OSError):
                 fcntl.flock(self.fd, fcntl.LOCK_UN)
-            os.close(self.fd)
+            close(self.fd)
         self.fd = -1
 
 
@@ -96,6 +103,7 @@ class Store:
         self.deadline = deadline
         self.access = access
         self._checked = False
+        self._hung_until = 0.0
         self.is_mount = False
         self.way: Way = 'read'  # known once the root was looked at
 
@@ -168,7 +176,7 @@ class Store:
                         return None
                     raise CorruptEntry(f'{os.path.join(base, str(e.filename))} is missing') from e
             finally:
-                os.close(at)
+                close(at)
         return None
 
     def _open_at(self, at: int, folder: str) -> OpenEntry:
@@ -200,7 +208,7 @@ class Store:
                 _check_size(a.name, os.fstat(memory[-1]).st_size, a.nbytes)
         except BaseException as e:
             for fd in memory:
-                os.close(fd)
+                close(fd)
             if isinstance(e, (FileNotFoundError, CorruptEntry)) or not isinstance(e, (OSError, StoreError)):
                 raise
             self.socket_failed(e)
@@ -234,8 +242,14 @@ class Store:
         return 'read'
 
     def guard(self, work: Callable[[], T], seconds: float = 0, late: Callable[[T], None] | None = None) -> T:
+        left = self._hung_until - time.monotonic()
+        if left > 0:
+            raise StoreError(f'{self.root} did not answer; the daemon is tried again in {left:.0f} s')
         try:
             return guarded(self.root, seconds or self.deadline, work, late)
+        except Hangs:
+            self._hung_until = time.monotonic() + HANG_PAUSE
+            raise
         except OSError as e:
             raise self.explain(e) from e
 
@@ -261,9 +275,11 @@ class Store:
 
         def acquire() -> int:
             self._check_root()
+            if not self.is_mount:
+                _lay_out(self.root)  # somebody may have emptied the folder since
             return os.open(os.path.join(self.root, 'locks', id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-        fd = self.guard(acquire, late=os.close)
+        fd = self.guard(acquire, late=close)
         _held.add(fd)
         lock = Lock(fd)
         until, pause = time.monotonic() + seconds, 0.001
@@ -285,7 +301,7 @@ class Store:
     def attend(self, id: str) -> Lock:
         """A handle on a lock that a parent process holds: the daemon then drops our staging if we die."""
         path = os.path.join(self.root, 'locks', id)
-        fd = self.guard(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), late=os.close)
+        fd = self.guard(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), late=close)
         _held.add(fd)
         return Lock(fd)
 
@@ -337,7 +353,7 @@ class Staging:
         path = os.path.join(self.path, 'tensors', name)
         with contextlib.ExitStack() as opened:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            opened.callback(os.close, fd)
+            opened.callback(close, fd)
             os.ftruncate(fd, nbytes)
             if not self.store.is_mount:
                 # Blocks now: a write through a mapping to a full disk would end the process with SIGBUS.
@@ -349,7 +365,7 @@ class Staging:
                 except (OSError, StoreError) as e:
                     self.store.socket_failed(e)
                 else:
-                    opened.callback(os.close, fd)
+                    opened.callback(close, fd)
                     mapped = True
             yield fd, mapped
 
@@ -420,12 +436,17 @@ def _read(path: str, at: int | None = None) -> tuple[bytes, int]:
             left -= len(part)
         return b''.join(parts), st.st_uid
     finally:
-        os.close(fd)
+        close(fd)
 
 
 def _lay_out(root: str) -> None:
     """A plain directory becomes a cache: the folders of the protocol, private to the user."""
     if not set(os.listdir(root)) <= {'pipelines', 'staging', 'locks'}:
         raise StoreError(f'{root} is neither a mount of overmind-fs nor an empty folder')
+    if not os.path.isdir(os.path.join(root, 'pipelines')):
+        text = (
+            '%s is an empty folder and no mount: the cache is kept in the folder itself, without a daemon and a budget'
+        )
+        logger.info(text, root)
     for name in ('pipelines', 'staging', 'locks'):
         os.makedirs(os.path.join(root, name), mode=0o700, exist_ok=True)

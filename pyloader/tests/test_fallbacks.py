@@ -166,7 +166,7 @@ def test_no_staging_folder(root: pathlib.Path, checkpoint: str, falls_back: Fall
     explain(make, checkpoint)
     (root / 'staging').rmdir()
     (root / 'staging').write_text('in the way')
-    assert_made(falls_back('Not a directory', make, checkpoint))
+    assert_made(falls_back('File exists', make, checkpoint))
     assert not list((root / 'pipelines').iterdir())
 
 
@@ -415,7 +415,7 @@ def test_a_root_that_hangs(
         name = os.path.join('tensors', next((entry / 'tensors').iterdir()).name)
     with fifo(entry / name):
         start = time.monotonic()
-        assert_made(falls_back('did not answer within 0.3 s', make, checkpoint))
+        assert_made(falls_back('did not answer', make, checkpoint))
         assert time.monotonic() - start < 5
 
 

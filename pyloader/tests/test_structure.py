@@ -364,3 +364,12 @@ def test_nested_containers_of_views_come_back(tree: Any) -> None:
     back = roundtrip(tree)
     assert same(tree, back)
     assert storages(tree) == storages(back)
+
+
+def test_gradient_hooks_and_shared_memory_are_refused() -> None:
+    p = nn.Parameter(torch.ones(2))
+    p.register_post_accumulate_grad_hook(lambda _: None)
+    with pytest.raises(Unpicklable, match='hook'):
+        roundtrip([p])
+    with pytest.raises(Unpicklable, match='shared memory'):
+        roundtrip([torch.ones(3).share_memory_()])

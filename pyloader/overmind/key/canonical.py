@@ -132,6 +132,10 @@ class Encoder:
             raise e.at(f'[{k!r}]' if isinstance(k, (str, int)) else '[...]') from None
         return pack_all(tag, out)
 
+    def _dict(self, value: dict[Any, Any]) -> bytes:
+        """In its order, which a loader may build modules in; keyword arguments do not come this way."""
+        return self.mapping(value, ordered=True)
+
     def _ordered(self, value: collections.OrderedDict[Any, Any]) -> bytes:
         return self.mapping(value, b'D', ordered=True)
 
@@ -246,7 +250,7 @@ def _is_plain(kind: type) -> bool:
 
 
 _KNOWN: dict[type, Callable[[Encoder, Any], bytes]] = {
-    list: Encoder._list, tuple: Encoder._tuple, set: Encoder._set, frozenset: Encoder._set, dict: Encoder.mapping,
+    list: Encoder._list, tuple: Encoder._tuple, set: Encoder._set, frozenset: Encoder._set, dict: Encoder._dict,
     collections.OrderedDict: Encoder._ordered, type: Encoder.named_type, types.FunctionType: Encoder.function,
     types.MethodType: Encoder._method, types.BuiltinFunctionType: Encoder._builtin, slice: Encoder._slice,
     types.MethodDescriptorType: Encoder._descriptor, types.WrapperDescriptorType: Encoder._descriptor,
@@ -267,5 +271,5 @@ _BASES: tuple[tuple[Any, Callable[[Encoder, Any], bytes]], ...] = (
     (str, Encoder.string), (bytes, _plain), (bytearray, _plain), (int, _plain),
     (float, _plain), (complex, _plain), (list, Encoder._list), (tuple, Encoder._tuple),
     (set, Encoder._set), (frozenset, Encoder._set), (collections.OrderedDict, Encoder._ordered),
-    (dict, Encoder.mapping), (collections.deque, Encoder._list),
+    (dict, Encoder._dict), (collections.deque, Encoder._list),
 )  # fmt: skip

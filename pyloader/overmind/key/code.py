@@ -7,6 +7,7 @@ classes; inside a cycle a node is named by its position on the path from the roo
 from __future__ import annotations
 
 import builtins
+import contextvars
 import dataclasses
 import functools
 import hashlib
@@ -14,6 +15,7 @@ import logging
 import os
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +59,7 @@ _ENUM_UNTOLD = frozenset({'_member_map_', '_member_names_', '_value2member_map_'
                           '_hashable_values_', '_unhashable_values_map_', '_generate_next_value_'})  # fmt: skip
 # Globals that steer no result: they enter by the name of their type.
 _LENIENT = (
-    '_thread.', 'threading.', 'typing.', 'typing_extensions.', 'logging.', 'contextvars.', '_contextvars.',
+    '_thread.', 'threading.', 'typing.', 'typing_extensions.', 'logging.',
     '_io.TextIOWrapper', 'os._Environ', 'types.GenericAlias', 'types.UnionType', 'warnings.', 'weakref.', '_weakref.',
     'torch._ops.',
 )  # fmt: skip
@@ -140,9 +142,22 @@ class Walker:
                     parts.append(text(name) + (b'+' if known else b'-'))
                 elif not (name.startswith('__') and name.endswith('__')) or name == '__file__':
                     parts.append(text(name) + self._global(f'global {name}', value))
+                    parts.extend(self._settings(name, value, fn.__code__))
+            attributes = {k: v for k, v in vars(fn).items() if k != '__wrapped__'}
+            parts.extend(text(k) + self._global(f'attribute {k}', v) for k, v in sorted(attributes.items()))
             package = scope.get('__package__') or owner.rpartition('.')[0]
             parts.extend(map(self._module, self._modules.names(static.imports, package)))
         return pack_all(b'F', parts)
+
+    def _settings(self, name: str, module: Any, code: types.CodeType) -> Iterator[bytes]:
+        """Plain values of a module of the user's that the code names: a program sets them at run time (cfg.scale = 2),
+        which no hash of a file shows."""
+        if not isinstance(module, types.ModuleType) or not is_first_party(module):
+            return
+        for attribute in code.co_names:
+            value = vars(module).get(attribute, _MISSING)
+            if isinstance(value, (int, float, complex, str, bytes, tuple, list, dict, set, frozenset, type(None))):
+                yield text(attribute) + self._global(f'{name}.{attribute}', value)
 
     def _note(self, file: str) -> None:
         path = os.path.abspath(file)
@@ -159,6 +174,8 @@ class Walker:
         kind = type(value)
         if kind is functools._lru_cache_wrapper:
             return self._member(label, value.__wrapped__)
+        if kind is contextvars.ContextVar:
+            return self._member(label, (value.name, value.get(None)))
         own = f'{kind.__module__}.{kind.__qualname__}'
         if kind not in (types.FunctionType, types.MethodType, types.BuiltinFunctionType) and (
             own.startswith(_LENIENT) or isinstance(value, (logging.Logger, logging.LoggerAdapter))

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from overmind.key.natives import Patches
-from overmind.key.origin import is_library_file
+from overmind.key.origin import is_first_party, is_library_file
 
 MAX_FILES = 2000
 MAX_DEPTH = 6
@@ -63,7 +63,11 @@ def check(sources: Iterable[Source], listings: Iterable[Listing]) -> str | None:
         try:
             s = stat(source.path)
         except OSError as e:
+            if source.inode == _ABSENT:
+                continue
             return f'{source.path}: {e.strerror}'
+        if source.inode == _ABSENT:
+            return f'{source.path}: it was not there'
         if (
             s.st_ctime_ns != source.ctime_ns
             or s.st_size != source.nbytes
@@ -97,6 +101,9 @@ def _hash(names: Iterable[str]) -> str:
 
 
 # ---- recording
+
+# The inode of a file that was looked for and not found; no file has this one.
+_ABSENT = 0
 
 _lock = threading.Lock()
 _active: tuple[Recorder, ...] = ()
@@ -135,6 +142,33 @@ def _on_open(args: tuple[Any, ...]) -> None:
             recorder._opened(os.fsdecode(path), flags)
 
 
+def _on_folder(args: tuple[Any, ...]) -> None:
+    folder = args[0] if args and args[0] is not None else '.'
+    if isinstance(folder, (str, bytes, os.PathLike)) and _asked_by_program():
+        for recorder in _active:
+            recorder._looked_into(os.fsdecode(folder))
+
+
+def _on_database(args: tuple[Any, ...]) -> None:
+    if isinstance(args[0], (str, bytes, os.PathLike)):
+        note(os.fsdecode(args[0]))
+
+
+def _asked_by_program() -> bool:
+    """Whether the user's own code, directly or through the standard library, does this; libraries probe for a lot that
+    decides nothing, and an import lists the folders of sys.path."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get('__name__') or ''
+        if name != __name__:
+            if '_bootstrap' in name or name.startswith('_frozen_importlib'):
+                return False
+            if name.partition('.')[0] not in sys.stdlib_module_names or name == '__main__':
+                return is_first_party(name)
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 def _on_import(args: tuple[Any, ...]) -> None:
     if isinstance(args[1], str):  # an extension module; of other modules the source or .pyc is opened
         note(args[1])
@@ -152,7 +186,8 @@ def _on_mkdir(args: tuple[Any, ...]) -> None:
 
 _EVENTS = {
     'open': _on_open, 'import': _on_import, 'os.rename': _on_destination, 'os.link': _on_destination,
-    'os.symlink': _on_destination, 'os.mkdir': _on_mkdir,
+    'os.symlink': _on_destination, 'os.mkdir': _on_mkdir, 'os.listdir': _on_folder, 'os.scandir': _on_folder,
+    'sqlite3.connect': _on_database,
 }  # fmt: skip
 
 
@@ -174,6 +209,8 @@ class Recorder:
         self._listings: list[Listing] = []
         self._large: list[str] = []
         self._relative = False
+        self._listed: set[str] = set()
+        self._absent: set[str] = set()
 
     def __enter__(self) -> Recorder:
         global _active, _hooked
@@ -196,7 +233,8 @@ class Recorder:
         self._finish()
 
     def sources(self) -> list[Source]:
-        return [s for _, s in sorted(self._seen.items()) if s is not None]
+        absent = [Source(path, 0, 0, 0, _ABSENT) for path in sorted(self._absent)]
+        return [s for _, s in sorted(self._seen.items()) if s is not None] + absent
 
     def listings(self) -> list[Listing]:
         return self._listings
@@ -226,7 +264,8 @@ class Recorder:
         if path in self._seen:
             return
         access = flags & _WRITES
-        if access == os.O_WRONLY or flags & (os.O_CREAT | os.O_TRUNC):
+        appends = access == os.O_RDWR and not flags & os.O_TRUNC and os.path.lexists(path)
+        if not appends and (access == os.O_WRONLY or flags & (os.O_CREAT | os.O_TRUNC)):
             if not os.path.lexists(path) or flags & os.O_TRUNC:
                 self._written.add(path)
             return
@@ -257,7 +296,14 @@ class Recorder:
                 # Read it only when the clock has moved on, or a write after this would leave no trace.
                 time.sleep((_TICK - age) / 1e9)
                 source = _look(path)
+        elif not os.path.lexists(path) and _asked_by_program():
+            self._absent.add(path)
         self._seen.setdefault(path, source)
+
+    def _looked_into(self, raw: str) -> None:
+        path = os.path.abspath(raw)
+        if not path.startswith(self._ignore) and not is_library_file(os.path.join(path, 'x')):
+            self._listed.add(path)
 
     # ---- at the end
 
@@ -283,6 +329,10 @@ class Recorder:
         for folder in sorted({os.path.dirname(p) for p in self._seen if p.startswith(tuple(self._large))}):
             with contextlib.suppress(OSError):
                 self._listings.append(Listing(folder, _digest(folder)))
+        for folder in sorted(self._listed - self._folders.keys()):
+            with contextlib.suppress(OSError):
+                self._listings.append(Listing(folder, _digest(folder)))
+        self._absent = {p for p in self._absent if not os.path.lexists(p) and not self._is_ours(p)}
         if self._relative:
             self._listings.append(Listing(WORKING_DIRECTORY, _digest(WORKING_DIRECTORY)))
 

@@ -29,7 +29,7 @@ ENVIRONMENT = (
     'DIFFUSERS_ATTN_BACKEND', 'DIFFUSERS_DISABLE_REMOTE_CODE', 'DIFFUSERS_SDNQ_TRANSFORMERS', '_CHECK_PEFT',
     'USE_HUB_KERNELS', 'TRANSFORMERS_DISABLE_DEEPGEMM_LINEAR', 'USE_SAFETENSORS', 'USE_TORCH',
     'TORCH_FORCE_WEIGHTS_ONLY_LOAD', 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', 'TORCH_HOME', 'XLA_USE_BF16',
-    'XLA_DOWNCAST_BF16', 'HF_ENDPOINT', 'HF_MODULES_CACHE',
+    'XLA_DOWNCAST_BF16', 'HF_ENDPOINT', 'HF_MODULES_CACHE', 'SENTENCE_TRANSFORMERS_HOME',
 )  # fmt: skip
 # With these arguments the rank of the process decides what is loaded.
 _SHARDING = ('tp_plan', 'tp_size', 'device_mesh', 'distributed_config')
@@ -38,9 +38,14 @@ _RANKS = ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')
 # Arguments of library loaders that say how a file is fetched, never what is in it.
 _FETCHING = frozenset({'token', 'use_auth_token', 'proxies', 'resume_download'})
 _FETCHERS = frozenset({'from_pretrained', 'from_single_file', 'pipeline', 'load_lora_weights'})
+# Takes a hub name without an organization for one of its own, and by default the GPU of its rank.
+_SENTENCE = (
+    'sentence_transformers.sentence_transformer.model:SentenceTransformer',
+    'sentence_transformers.SentenceTransformer:SentenceTransformer',  # before 5.4
+)
 _PROGRESS = frozenset({'load_state_dict_from_url'})
 # Folders that a loader writes to or fetches into: their content is not an input as such.
-_SCRATCH = frozenset({'cache_dir', 'offload_folder', 'offload_dir', 'local_dir'})
+_SCRATCH = frozenset({'cache_dir', 'cache_folder', 'offload_folder', 'offload_dir', 'local_dir'})
 
 _KIND: dict[object, bytes] = {
     inspect.Parameter.VAR_POSITIONAL: b'*',
@@ -107,7 +112,9 @@ def lookup(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     encoder.names.clear()
     paths: list[str] = []
     named = _bind(fn, args, kwargs)
-    dropped = _FETCHING if loader.rpartition('.')[2] in _FETCHERS or loader == 'transformers:pipeline' else frozenset()
+    sentence = loader in _SENTENCE
+    fetches = sentence or loader.rpartition('.')[2] in _FETCHERS or loader == 'transformers:pipeline'
+    dropped = _FETCHING if fetches else frozenset()
     if loader.rpartition(':')[2] in _PROGRESS:
         dropped = frozenset({'progress'})
     first: object = None
@@ -128,7 +135,7 @@ def lookup(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     unresolved, repositories = _hub(out, encoder.names, kwargs, first, loader)
     place = paths[0] if paths else repositories[0].name if repositories else ''
     paths += [r.snapshot for r in repositories if r.snapshot]
-    _surroundings(out, kwargs)
+    _surroundings(out, kwargs, sentence)
 
     class_name = bound.__qualname__ if isinstance(bound, type) else loader.rpartition(':')[2]
     model_name = _model_name(paths, repositories)
@@ -247,17 +254,19 @@ def _hub(
         if isinstance(kwargs.get(key), str):
             revisions.add(kwargs[key])
     main = kwargs.get('revision') if isinstance(kwargs.get('revision'), str) else 'main'
-    ours = False
+    ours, sentence = False, loader in _SENTENCE
     for value in dict.fromkeys(names):
         name = hub.repository_name(value)
         if name is None:
             continue
         if folders is None:
-            folders = hub.cache_folders(kwargs.get('cache_dir'))
+            folders = hub.cache_folders(_cache_folder(kwargs, sentence))
         # Should the loader look at main all the same, its ref is among the files that it reads.
-        pinned = value == first and main != 'main' and loader.endswith('.from_pretrained')
+        pinned = value == first and main != 'main' and (sentence or loader.endswith('.from_pretrained'))
         for revision in sorted(revisions - {'main'} if pinned else revisions):
             repository = hub.resolve(name, revision, folders)
+            if repository is None and sentence and value == first and '/' not in name:
+                repository = hub.resolve(f'sentence-transformers/{name}', revision, folders)
             if repository is None:
                 break
             if revision == main:
@@ -265,7 +274,13 @@ def _hub(
                 ours = ours or (value == first and bool(repository.commit))
             out.say(f'hub {name}@{revision}', repository.commit)
     wanted = isinstance(first, str) and first in names and hub.repository_name(first) is not None
-    return wanted and not ours and loader.endswith('.from_pretrained'), list(found.values())
+    return wanted and not ours and (sentence or loader.endswith('.from_pretrained')), list(found.values())
+
+
+def _cache_folder(kwargs: Mapping[str, Any], sentence: bool) -> object:
+    if sentence:
+        return kwargs.get('cache_folder') or os.environ.get('SENTENCE_TRANSFORMERS_HOME')
+    return kwargs.get('cache_dir')
 
 
 # ---- the process
@@ -276,7 +291,7 @@ _PLATFORM = (
 )
 
 
-def _surroundings(out: _Hash, kwargs: Mapping[str, Any]) -> None:
+def _surroundings(out: _Hash, kwargs: Mapping[str, Any], sentence: bool) -> None:
     for name, value in _PLATFORM:
         out.say(name, value)
     for name, value in _torch_state():
@@ -285,7 +300,8 @@ def _surroundings(out: _Hash, kwargs: Mapping[str, Any]) -> None:
     for name in ENVIRONMENT:
         if name in env:
             out.say(f'environment {name}', env[name])
-    if any(kwargs.get(name) is not None for name in _SHARDING) or kwargs.get('device_map') == 'auto':
+    sharded = any(kwargs.get(name) is not None for name in _SHARDING) or kwargs.get('device_map') == 'auto'
+    if sharded or (sentence and kwargs.get('device') is None):
         for name in _RANKS:
             if name in env:
                 out.say(f'environment {name}', env[name])
@@ -293,6 +309,12 @@ def _surroundings(out: _Hash, kwargs: Mapping[str, Any]) -> None:
     if visible is not None:
         # Not which: workers on different GPUs share their entries.
         out.say('visible GPUs', str(len([x for x in visible.split(',') if x.strip() not in ('', '-1')])))
+
+
+def _autocasts(torch: Any, device: str) -> bool:
+    if device == 'cpu' and not hasattr(torch, 'get_autocast_dtype'):  # torch before 2.4
+        return False
+    return bool(torch.is_autocast_enabled(device))
 
 
 def _torch_state() -> tuple[tuple[str, str], ...]:
@@ -311,17 +333,20 @@ def _torch_state() -> tuple[tuple[str, str], ...]:
     device = str(torch.get_default_device()) if functions and hasattr(torch, 'get_default_device') else 'cpu'
     dtype = str(torch.get_default_dtype()).removeprefix('torch.')
     grad = 'inference' if torch.is_inference_mode_enabled() else 'on' if torch.is_grad_enabled() else 'off'
+    casts = [d for d in ('cpu', 'cuda') if _autocasts(torch, d)]
+    autocast = ' '.join(f'{d}:{torch.get_autocast_dtype(d)}' for d in casts) or 'off'
     module = torch.nn.Module
     building = f'{module.__init__.__qualname__} {module.register_parameter.__qualname__}'
     return (
         ('torch default dtype', dtype), ('torch default device', device), ('torch gradients', grad),
+        ('torch autocast', autocast),
         ('torch module construction', building),  # accelerate's init_empty_weights replaces these
     )  # fmt: skip
 
 
 _FRESH = (
     ('torch default dtype', 'float32'), ('torch default device', 'cpu'), ('torch gradients', 'on'),
-    ('torch module construction', 'Module.__init__ Module.register_parameter'),
+    ('torch autocast', 'off'), ('torch module construction', 'Module.__init__ Module.register_parameter'),
 )  # fmt: skip
 
 

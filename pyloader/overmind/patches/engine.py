@@ -13,7 +13,7 @@ from overmind.logs import logger, warn_once
 from overmind.patches import config
 from overmind.patches.hooks import ImportWatch
 from overmind.patches.table import POINTS, Namespace, Point, When
-from overmind.patches.wrapper import bound, original_of, plain, switch
+from overmind.patches.wrapper import bare, bound, constructor, original_of, plain, switch
 
 Owner = Namespace | type  # where an attribute is replaced: the dict of a module, a registry, or a class
 
@@ -88,6 +88,9 @@ _watch = ImportWatch(_imported)
 
 def _apply(point: Point, module: ModuleType, executed: bool) -> None:
     try:
+        if point.constructor:
+            _patch_constructor(vars(module).get(point.attribute), point)
+            return
         places: Iterable[tuple[Owner, str]] = point.places(module) if point.places else _resolve(point, module)
         for owner, name in places:
             _patch(owner, name, point)
@@ -136,6 +139,20 @@ def _patch(owner: Owner, name: str, point: Point) -> None:
         if after is not raw:
             _record(owner, name, before, after)
             logger.debug('patched %s of %s', name, point.module)
+
+
+def _patch_constructor(owner: Any, point: Point) -> None:
+    if not isinstance(owner, type):
+        raise _Unpatchable('there is no such class')
+    with _lock:
+        if not switch.on or original_of(vars(owner).get('__init__')) is not None:
+            return
+        before = {name: vars(owner).get(name, _MISSING) for name in ('__init__', '__new__')}
+        new, init = constructor(owner, before['__new__'] if before['__new__'] is not _MISSING else None, point.when)
+        # First the one that does nothing alone: another thread may be making an object.
+        _record(owner, '__init__', before['__init__'], init)
+        _record(owner, '__new__', before['__new__'], staticmethod(new))
+        logger.debug('patched %s of %s', point.attribute, point.module)
 
 
 def _replacement(raw: Any, in_class: bool, when: When | None) -> Any:
@@ -203,5 +220,16 @@ def _set(owner: Owner, name: str, value: Any) -> None:
         owner[name] = value
     elif value is _MISSING:
         delattr(owner, name)
+        if name == '__new__':
+            _accept_arguments(owner)
     else:
         setattr(owner, name, value)
+
+
+def _accept_arguments(owner: type) -> None:
+    """CPython does not forget that a class had a ``__new__`` of its own: ``object.__new__``, which would be called
+    next, then refuses the arguments that are for ``__init__``. Such a class is left with one that drops them."""
+    try:
+        owner.__new__(owner, None)
+    except TypeError:
+        owner.__new__ = staticmethod(bare(owner))  # type: ignore[method-assign]

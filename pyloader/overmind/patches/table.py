@@ -20,6 +20,7 @@ class Point(NamedTuple):
     when: When | None = None  # calls for which this is false go to the library at once
     places: Callable[[ModuleType], Iterable[tuple[Namespace, str]]] | None = None  # instead of the attribute
     source: str = ''  # the file of a user's own point
+    constructor: bool = False  # the attribute is a class, and making an object of it is the load
 
 
 def _given(*names: str, positional: tuple[str, ...] = ()) -> When:
@@ -37,6 +38,12 @@ def _true(value: Any) -> bool:
     return value is not None and bool(value)
 
 
+def _not_onloading(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """False for diffusers' group offloading, whose every forward reads its own scratch files."""
+    caller = sys._getframe(2)  # past the wrapper, which calls this
+    return caller.f_globals.get('__name__') != 'diffusers.hooks.group_offloading'
+
+
 def _torchvision_builders(module: ModuleType) -> Iterable[tuple[Namespace, str]]:
     """Every place that holds a model builder: the registry (for get_model), its own module and those that import it."""
     registry: Namespace = sys.modules['torchvision.models._api'].__dict__['BUILTIN_MODELS']
@@ -50,6 +57,7 @@ def _torchvision_builders(module: ModuleType) -> Iterable[tuple[Namespace, str]]
 
 
 _TIMM = ('model_name', 'pretrained', 'pretrained_cfg', 'pretrained_cfg_overlay', 'checkpoint_path')
+_SENTENCE = 'model_name_or_path'
 _AUTO = 'transformers.models.auto.'
 
 POINTS: tuple[Point, ...] = (
@@ -77,11 +85,15 @@ POINTS: tuple[Point, ...] = (
     Point(_AUTO + 'image_processing_auto', 'AutoImageProcessor.from_pretrained'),
     Point(_AUTO + 'feature_extraction_auto', 'AutoFeatureExtractor.from_pretrained'),
     Point(_AUTO + 'video_processing_auto', 'AutoVideoProcessor.from_pretrained'),
+    *(
+        Point(module, 'SentenceTransformer', when=_given(_SENTENCE, positional=(_SENTENCE,)), constructor=True)
+        for module in ('sentence_transformers.sentence_transformer.model', 'sentence_transformers.SentenceTransformer')
+    ),
     Point('transformers.pipelines', 'pipeline', aliases=('transformers',)),
     Point('torch.serialization', 'load', aliases=('torch',)),
     Point('torch.jit._serialization', 'load', aliases=('torch.jit',)),
     Point('torch.export', 'load'),
-    Point('safetensors.torch', 'load_file'),
+    Point('safetensors.torch', 'load_file', when=_not_onloading),
     Point(
         'torchvision.models',
         '*',

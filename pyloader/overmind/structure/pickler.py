@@ -7,6 +7,7 @@ nearly right must not be cached.
 from __future__ import annotations
 
 import io
+import os
 import sys
 import threading
 import types
@@ -100,6 +101,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._module(obj, t)
         if isinstance(obj, _OPEN) and not isinstance(obj, (io.BytesIO, io.StringIO)):
             raise Unpicklable(f'{_a(obj)} cannot be kept: it is open in this process')
+        folder = _offload_folder(obj, t)
+        if folder is not None:
+            raise Unpicklable(f'weights that the loader wrote to {folder}, where any other load may replace them')
         if t.__name__ == 'Tokenizer' and t.__module__ == 'tokenizers':
             found = self._tokenizer_parts(obj)
             return NotImplemented if found is None else (tokenizers.build, found)
@@ -183,7 +187,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return NotImplemented
         state = dict(obj.__dict__)
         grad = obj.grad if obj.is_leaf else None
-        if obj._backward_hooks:
+        if obj._backward_hooks or getattr(obj, '_post_accumulate_grad_hooks', None):
             raise Unpicklable('a tensor with gradient hooks')
         facts = (obj.dtype, obj.storage_offset(), tuple(obj.size()), obj.stride(), obj.requires_grad)
         flags = torch._utils.get_tensor_metadata(obj)
@@ -241,6 +245,21 @@ def _recomputes(hook: Any) -> bool:
     return (t.__module__, t.__name__) in _RECOMPUTING or any(
         c.__name__ == 'BasePruningMethod' and c.__module__ == 'torch.nn.utils.prune' for c in t.__mro__
     )
+
+
+def _offload_folder(obj: Any, t: type) -> str | None:
+    """Where accelerate or diffusers keep weights outside of the object; None for what has none in such a folder.
+
+    accelerate may also point to the checkpoint, whose files are inputs of the load like any other.
+    """
+    if t.__name__ == 'OffloadedWeightsLoader' and t.__module__ == 'accelerate.utils.offload' and obj.save_folder:
+        folder = os.path.abspath(obj.save_folder)
+        files = [facts.get('safetensors_file') for facts in obj.index.values()]
+        return folder if any(not f or os.path.dirname(os.path.abspath(f)) == folder for f in files) else None
+    if t.__name__ == 'ModuleGroup' and t.__module__ == 'diffusers.hooks.group_offloading':
+        path = getattr(obj, 'offload_to_disk_path', None)
+        return None if path is None else os.path.abspath(path)
+    return None
 
 
 def _weak_reference(obj: Any) -> Any:

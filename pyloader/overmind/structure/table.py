@@ -41,6 +41,8 @@ class Table:
             if device.type not in ('cpu', 'cuda', 'xpu', 'mps'):
                 raise Unpicklable(f'a storage on the device {device} cannot be kept')
             found = self._storage_index[key] = len(self.storages)
+            if device.type == 'cpu' and s.is_shared():
+                raise Unpicklable('a storage in shared memory (share_memory_, from_file); a copy would be cut off')
             self.storages.append(s)
             if str(device) not in self.devices:
                 self.devices.append(str(device))
@@ -135,4 +137,5 @@ def plain(t: torch.Tensor) -> bool:
         and not t.is_neg()
         and not t.__dict__
         and not t._backward_hooks
+        and not getattr(t, '_post_accumulate_grad_hooks', None)
     )

@@ -39,7 +39,7 @@ def test_python_open(tmp_path):
             (tmp_path / 'absent').read_bytes()
         open('/proc/self/stat').close()
         open(os.__file__).close()
-    assert paths(r) == [str(file)]
+    assert paths(r) == [str(file), str(tmp_path / 'absent')]
     assert not r.changed
     assert r.listings() == []
     assert check(r.sources(), r.listings()) is None
