@@ -8,7 +8,10 @@ import pytest
 
 from overmind.patches.table import POINTS
 
-LIBRARIES = ('torch', 'transformers', 'diffusers', 'safetensors', 'torchvision', 'timm', 'open_clip', 'peft')
+LIBRARIES = (
+    'torch', 'transformers', 'diffusers', 'safetensors', 'torchvision', 'timm', 'open_clip', 'peft',
+    'sentence_transformers',
+)  # fmt: skip
 IMPORTS = """
 import importlib, importlib.util
 for name in {modules!r}:
@@ -116,6 +119,13 @@ def check_peft():
     bound(peft.PeftModel.from_pretrained, peft.PeftModel, 'from_pretrained')
     bound(peft.AutoPeftModelForCausalLM.from_pretrained, peft.AutoPeftModelForCausalLM, 'from_pretrained')
 
+def check_sentence_transformers():
+    from sentence_transformers import SentenceTransformer as cls
+    calls.clear()
+    assert cls('x', device='cpu')[0] == cls(model_name_or_path='x')[0] == 'cached'
+    assert calls == [(cls, ('x',), {'device': 'cpu'}), (cls, (), {'model_name_or_path': 'x'})]
+    assert patches.unwrapped(cls) is cls and list(inspect.signature(cls).parameters)[0] == 'model_name_or_path'
+
 for name in sorted(have):
     globals()['check_' + name]()
 """
@@ -189,7 +199,7 @@ patches.unpatch_all()
         + """
 left = [k for k, v in state().items() if ours(v)]
 # Private imports (from torch.serialization import load as ...) keep a wrapper, which does nothing any more.
-names = {'load', 'load_file', 'safe_load_file', 'torch_load', 'create_model_from_pretrained'}
+names = {'load', 'load_file', 'safe_load_file', 'load_safetensors_file', 'torch_load', 'create_model_from_pretrained'}
 assert not [k for k in left if k[-1] not in names], left
 assert not {('torch', 'load'), ('torch.jit', 'load'), ('transformers', 'pipeline')} & set(left)
 """
