@@ -178,3 +178,28 @@ def test_daemon_without_room(tmp_path: Path, start_child: StartChild) -> None:
         assert child.ask('load assorted')['misses'] == 1
         # Before the daemon, which serves open files to the last.
         child.close()
+
+
+@pytest.mark.parametrize('blow', [signal.SIGKILL, signal.SIGSTOP])
+def test_daemon_is_lost_while_a_load_runs(
+    daemon: Daemon, start_child: StartChild, tmp_path: Path, blow: signal.Signals
+) -> None:
+    """The child holds the lock then; letting go of it must neither raise nor hang."""
+    signs = tmp_path / 'signs'
+    signs.mkdir()
+    (signs / 'wait').touch()
+    child = start_child(daemon.root, OVERMIND_DEADLINE='1')
+    child.send(f'load slow {signs}')
+    while not list(signs.glob('begun-*')):
+        time.sleep(0.01)
+    os.kill(daemon.pid, blow)
+    try:
+        start = time.monotonic()
+        (signs / 'wait').unlink()
+        answer = child.read()
+        assert (answer['hits'], answer['misses'], answer['bypasses']) == (0, 0, 1)
+        assert child.finish() == 0
+        assert time.monotonic() - start < 15
+    finally:
+        if blow is signal.SIGSTOP:
+            os.kill(daemon.pid, signal.SIGCONT)
