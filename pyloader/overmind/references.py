@@ -31,8 +31,7 @@ class Registry:
         """Remember obj and the components below it as results of an entry; an argument among them keeps its own."""
         for path, part in _components(obj):
             key = id(part)
-            known = self._known.get(key)
-            if known is not None and known[0]() is part:
+            if self._of(part) is not None:
                 continue
 
             def forget(_: Any, key: int = key) -> None:
@@ -52,23 +51,37 @@ class Registry:
         kind of tensors it has (a new head gets their dtype), so these are part of the token; weights and attributes
         are not, since the result only refers to them.
         """
-        known = self._known.get(id(obj))
-        if known is not None and known[0]() is obj:
+        known = self._of(obj)
+        if known is not None:
             return f'{known[1]}:{_configuration(obj)}{_kinds(obj)}'
         return self._container(obj)
 
+    def knows(self, obj: Any) -> bool:
+        """Whether obj has a token, without the walk over its tensors that making one takes."""
+        if self._of(obj) is not None:
+            return True
+        children = _children(obj)
+        return bool(children) and all(self.knows(child) for _, child in children)
+
+    def _of(self, obj: Any) -> tuple[weakref.ref[Any], str] | None:
+        known = self._known.get(id(obj))
+        return known if known is not None and known[0]() is obj else None
+
     def _container(self, obj: Any) -> str | None:
-        """A module without tensors of its own whose children all came from the cache, such as MultiControlNetModel."""
-        torch = sys.modules.get('torch')
-        if torch is None or not isinstance(obj, torch.nn.Module):
+        tokens = [(name, self.token(child)) for name, child in _children(obj)]
+        if not tokens:
             return None
-        children = list(obj.named_children())
-        if not children or obj._parameters or obj._buffers:
-            return None
-        tokens = [(name, self.token(child)) for name, child in children]
         if any(t is None for _, t in tokens):
             return None
         return f'{type(obj).__module__}.{type(obj).__qualname__}({tokens})'
+
+
+def _children(obj: Any) -> list[tuple[str, Any]]:
+    """The children of a module without tensors of its own, such as MultiControlNetModel; nothing for others."""
+    torch = sys.modules.get('torch')
+    if torch is None or not isinstance(obj, torch.nn.Module) or obj._parameters or obj._buffers:
+        return []
+    return list(obj.named_children())
 
 
 def _components(obj: Any) -> Iterator[tuple[str, Any]]:
@@ -157,7 +170,7 @@ class References:
         elif isinstance(value, (list, tuple)):
             for i, v in enumerate(value):
                 self._find(v, (*at, str(i)), depth + 1)
-        elif self._registry.token(value) is not None:
+        elif self._registry.knows(value):
             self.objects[at] = value
 
     def targets(self) -> tuple[dict[int, tuple[Path, str]], dict[int, tuple[Path, str]]]:
