@@ -375,7 +375,7 @@ def test_a_wait_has_an_end(
     with held(root, explain(make, checkpoint).id):
         start = time.monotonic()
         assert_made(falls_back('for 1 s', make, checkpoint))
-        assert 2.9 < time.monotonic() - start
+        assert time.monotonic() - start > 2.9
     load(make, checkpoint)
     assert stats().loads[-1].outcome == 'miss'
 

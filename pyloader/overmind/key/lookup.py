@@ -13,7 +13,7 @@ import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from overmind.errors import Unkeyable
 from overmind.key import hub
@@ -53,8 +53,7 @@ _KIND: dict[object, bytes] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LookupKey:
+class LookupKey(NamedTuple):
     """A key and what went into it.
 
     ``facts`` are names and short readable values in the order in which they were hashed. ``scope`` stays the same when
