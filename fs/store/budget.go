@@ -31,7 +31,7 @@ func (s *Store) reserve(n uint64, look bool, what string) error {
 		if err != nil {
 			s.log.Warn("free memory is unknown", "error", err)
 		} else if m := shortfall(n+s.pending+memoryMargin, room); m > missing {
-			missing, cause = m, "free memory"
+			missing, cause = m, fmt.Sprintf("free memory, %s are left", humanize.IBytes(room))
 		}
 	}
 	if missing == 0 {
@@ -56,7 +56,8 @@ func (s *Store) refuse(n uint64, what, cause string, evictable uint64) error {
 		"max_bytes", humanize.IBytes(s.opts.MaxBytes), "cached", humanize.IBytes(s.bytes[inCache]),
 		"staging", humanize.IBytes(s.bytes[inStaging]), "draining", humanize.IBytes(s.bytes[inDraining]),
 		"evictable", humanize.IBytes(evictable))
-	return fmt.Errorf("%w for %s (%s)", ErrNoSpace, humanize.IBytes(n), cause)
+	return fmt.Errorf("%w for %s (%s): %s of %s are in use, %s could be evicted", ErrNoSpace, humanize.IBytes(n), cause,
+		humanize.IBytes(s.used()), humanize.IBytes(s.opts.MaxBytes), humanize.IBytes(evictable))
 }
 
 // victims returns the entries that would be evicted next, least recently used first, until enough(bytes, entries)

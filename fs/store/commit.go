@@ -227,13 +227,18 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 		return err
 	}
 	old := s.entries[e.id]
-	if old == nil {
+	stale := s.superseded(e, m)
+	switch {
+	case old == nil && len(stale) == 0:
 		if err := s.reserveEntry(); err != nil {
 			return err
 		}
-	} else {
+	case old != nil:
 		e.pinned = old.pinned // what people pin is the name
 		s.evict(old, replaceReason(old.manifest, m))
+	}
+	for _, x := range stale {
+		s.evict(x, ReasonSuperseded)
 	}
 	e.state, e.manifest, e.lastUse = Published, m, s.opts.Now()
 	e.allFiles(func(f *File) { f.move(inCache) })
@@ -246,10 +251,26 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 }
 
 func replaceReason(old, m *schema.Manifest) Reason {
-	if m.Scope != "" && old.Scope == m.Scope && old.CreatedNS < m.CreatedNS {
+	if supersedes(m, old) {
 		return ReasonSuperseded
 	}
 	return ReasonReplaced
+}
+
+func supersedes(m, old *schema.Manifest) bool {
+	return m.Scope != "" && old.Scope == m.Scope && old.CreatedNS < m.CreatedNS
+}
+
+// superseded returns the entries of other ids that nobody will ask for once e is there: older ones of the same loader,
+// arguments and owner. A pinned one stays, since what people pin is the name.
+func (s *Store) superseded(e *Entry, m *schema.Manifest) []*Entry {
+	var out []*Entry
+	for id, old := range s.entries {
+		if id != e.id && !old.pinned && old.owner.UID == e.owner.UID && supersedes(m, old.manifest) {
+			out = append(out, old)
+		}
+	}
+	return out
 }
 
 // reserveEntry makes room for one more entry under MaxEntries.

@@ -10,7 +10,7 @@ const (
 	ReasonRoom       Reason = "room"        // to make room for a fill
 	ReasonMaxEntries Reason = "max_entries" // there were too many entries
 	ReasonReplaced   Reason = "replaced"    // an entry of the same id was committed
-	ReasonSuperseded Reason = "superseded"  // the same, newer, and of the same loader and path
+	ReasonSuperseded Reason = "superseded"  // a newer entry of the same loader and arguments was committed
 	ReasonRemoved    Reason = "removed"     // by hand
 )
 
