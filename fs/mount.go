@@ -29,6 +29,7 @@ type Options struct {
 	Passthrough bool  // use it if the kernel and the privileges allow it
 	FDPassing   bool  // hand out arenas over a socket
 	HugePages   error // why the store has none
+	Pressure    error // why nobody tells the store of memory pressure
 	Debug       bool  // log every request
 }
 
@@ -47,8 +48,9 @@ func New(opts Options) (*Mount, error) {
 	t := &tree{
 		store: opts.Store, log: opts.Logger, version: opts.Version, mountedAt: opts.Dir, started: time.Now(),
 		owner:  store.Caller{UID: opts.UID, GID: opts.GID},
-		shared: opts.AllowOther, hugePages: active(opts.HugePages),
+		shared: opts.AllowOther, hugePages: active(opts.HugePages), pressure: active(opts.Pressure),
 	}
+	t.metrics = newMetrics(t)
 	root := os.Geteuid() == 0
 	if !root {
 		if _, err := fusermount(); err != nil {

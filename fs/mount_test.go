@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 
 	overmindfs "overmind-fs/fs"
@@ -234,6 +235,20 @@ func TestStatusAndMetrics(t *testing.T) {
 	}
 	if got := m.metric(t, "hits_total"); got != "1" {
 		t.Errorf("hits %s", got)
+	}
+	before := m.metric(t, "misses_total")
+	_, err = os.Stat(m.path("pipelines", "absent"))
+	wantErrno(t, err, syscall.ENOENT)
+	if got := m.metric(t, "misses_total"); got == before {
+		t.Errorf("misses %s before and after one", got)
+	}
+	if got := m.metric(t, "fill_bytes_total"); got == "0" {
+		t.Errorf("no bytes were filled")
+	}
+	problems, err := testutil.GatherAndLint(m.Metrics())
+	must(t, err)
+	for _, p := range problems {
+		t.Errorf("metric %s: %s", p.Metric, p.Text)
 	}
 	if got := m.metric(t, `fills_total{result="committed"}`); got != "1" {
 		t.Errorf("fills %s", got)

@@ -38,6 +38,7 @@ func (p *pipelinesDir) Getattr(_ context.Context, _ fusefs.FileHandle, out *fuse
 func (p *pipelinesDir) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
 	e, err := p.tree.store.Published(name)
 	if err != nil {
+		p.tree.misses.Add(1)
 		return nil, toErrno(err)
 	}
 	return newEntryDir(ctx, &p.Inode, p.tree, e, out), 0

@@ -34,17 +34,25 @@ func (o MountOptions) Run(ctx context.Context) error {
 		return err
 	}
 	raiseFileLimit(logger)
+	metrics, err := o.listenMetrics()
+	if err != nil {
+		return err
+	}
+	defer metrics.close()
+	watcher, pressureErr := o.watchPressure()
+	defer watcher.Close()
 
 	calls := store.NewOS()
 	hugeErr := store.ProbeHugePages(calls)
 	s := store.New(store.Options{
-		MaxBytes: o.MaxBytes, MaxEntries: o.MaxEntries, HugePages: hugeErr == nil, OS: calls, Logger: logger,
+		MaxBytes: o.MaxBytes, MaxEntries: o.MaxEntries, TTL: o.TTL, HugePages: hugeErr == nil, OS: calls, Logger: logger,
 	})
 	defer s.Close()
 	m, err := overmindfs.New(overmindfs.Options{
 		Dir: dir, Store: s, Logger: logger, Version: buildVersion(),
 		UID: uid, GID: gid, AllowOther: o.AllowOther, Served: o.User != "",
-		Passthrough: o.Passthrough, FDPassing: o.FDPassing, HugePages: hugeErr, Debug: o.LogLevel < slog.LevelDebug,
+		Passthrough: o.Passthrough, FDPassing: o.FDPassing, HugePages: hugeErr, Pressure: pressureErr,
+		Debug: o.LogLevel < slog.LevelDebug,
 	})
 	if err != nil {
 		return err
@@ -54,7 +62,11 @@ func (o MountOptions) Run(ctx context.Context) error {
 		"max_bytes", humanize.IBytes(o.MaxBytes),
 		"passthrough", st.Passthrough.Active, "passthrough_reason", st.Passthrough.Reason,
 		"fd_passing", st.FDPassing.Active, "fd_passing_reason", st.FDPassing.Reason,
-		"huge_pages", st.HugePages.Active, "huge_pages_reason", st.HugePages.Reason)
+		"huge_pages", st.HugePages.Active, "huge_pages_reason", st.HugePages.Reason,
+		"pressure", st.Pressure.Active, "pressure_reason", st.Pressure.Reason, "metrics", metrics.addr())
+	metrics.serve(m.Metrics(), logger)
+	stop := housekeep(ctx, s, watcher, logger)
+	defer stop()
 	readyPipe().ready()
 
 	select {

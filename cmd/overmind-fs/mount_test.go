@@ -15,6 +15,7 @@ import (
 
 	overmindfs "overmind-fs/fs"
 	"overmind-fs/fs/fstest"
+	"overmind-fs/fs/store"
 )
 
 func TestMountRefusesBadFolders(t *testing.T) {
@@ -40,7 +41,8 @@ func TestUsageErrors(t *testing.T) {
 	for _, args := range [][]string{
 		{"mount"}, {"mount", "a", "b"}, {"mount", "a", "--max-bytes", "many"}, {"mount", "a", "--max-bytes", "0"},
 		{"mount", "a", "--max-bytes", "101%"}, {"mount", "a", "--max-entries", "-1"}, {"mount", "a", "--passthrough", "x"},
-		{"mount", "a", "--fd-passing", "x"},
+		{"mount", "a", "--fd-passing", "x"}, {"mount", "a", "--ttl", "soon"}, {"mount", "a", "--ttl", "-1s"},
+		{"mount", "a", "--pressure", "0%"}, {"mount", "a", "--pressure", "101%"}, {"mount", "a", "--pressure", "10"},
 		{"mount", "a", "--log-level", "loud"}, {"mount", "a", "--log-format", "xml"}, {"mount", "a", "--nonsense"},
 		{"mount", "a", "--user", "root", "--allow-other"},
 		{"nonsense"}, {"ls", "--sort", "x"}, {"evict"}, {"evict", "--all", "x"}, {"show"}, {"umount"}, {"pin"},
@@ -64,6 +66,22 @@ func TestParseBudget(t *testing.T) {
 	if half < 1<<20 || whole/half != 2 {
 		t.Errorf("50%% is %d, 100%% is %d", half, whole)
 	}
+}
+
+func TestParsePressure(t *testing.T) {
+	for in, want := range map[string]float64{"off": 0, "10%": 0.1, "0.5 %": 0.005, "100%": 1} {
+		if got, err := parsePressure(in); err != nil || got != want {
+			t.Errorf("%s: %v, %v", in, got, err)
+		}
+	}
+}
+
+func TestTTL(t *testing.T) {
+	d := startDaemon(t, t.TempDir(), "--ttl", "200ms")
+	fill(t, d.dir, "a")
+	waitStatus(t, d.dir, func(s overmindfs.Status) bool {
+		return s.Entries == 0 && s.Evictions[store.ReasonTTL] == 1 && s.Limits.TTLS == 0.2
+	})
 }
 
 func TestFlagsMayFollowArguments(t *testing.T) {

@@ -60,12 +60,11 @@ func (s *Store) refuse(n uint64, what, cause string, evictable uint64) error {
 		humanize.IBytes(s.used()), humanize.IBytes(s.opts.MaxBytes), humanize.IBytes(evictable))
 }
 
-// victims returns the entries that would be evicted next, least recently used first, until enough(bytes, entries)
-// says that they suffice, and the bytes they would free. Pinned and leased entries are never among them.
-func (s *Store) victims(enough func(sum uint64, n int) bool) ([]*Entry, uint64) {
+// idle returns the entries that may be evicted, those that are neither pinned nor leased, least recently used first.
+func (s *Store) idle() []*Entry {
 	var idle []*Entry
 	for _, e := range s.entries {
-		if !e.pinned && !e.leased() {
+		if e.idle() {
 			idle = append(idle, e)
 		}
 	}
@@ -76,16 +75,30 @@ func (s *Store) victims(enough func(sum uint64, n int) bool) ([]*Entry, uint64) 
 		}
 		return a.serial < b.serial
 	})
+	return idle
+}
+
+// victims returns the idle entries that would be evicted next, until enough(bytes, entries) says that they suffice, and
+// the bytes they would free.
+func (s *Store) victims(enough func(sum uint64, n int) bool) ([]*Entry, uint64) {
+	idle := s.idle()
 	var sum uint64
 	for i, e := range idle {
 		if enough(sum, i) {
 			return idle[:i], sum
 		}
-		e.allFiles(func(f *File) {
-			if len(f.handles) == 0 {
-				sum += f.bytes // what is open stays, as draining
-			}
-		})
+		sum += e.freeable()
 	}
 	return idle, sum
+}
+
+// freeable is how many bytes come back at once when the entry goes: what is open stays, as draining.
+func (e *Entry) freeable() uint64 {
+	var sum uint64
+	e.allFiles(func(f *File) {
+		if len(f.handles) == 0 {
+			sum += f.bytes
+		}
+	})
+	return sum
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -241,12 +242,18 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 		s.evict(x, ReasonSuperseded)
 	}
 	e.state, e.manifest, e.lastUse = Published, m, s.opts.Now()
+	e.nowIdle()
 	e.allFiles(func(f *File) { f.move(inCache) })
 	delete(s.staging, e.id)
 	delete(s.tombs, e.id)
 	s.entries[e.id] = e
+	size := e.info().Bytes
 	s.counters.FillsCommitted++
-	s.log.Info("published", "entry", e.id, "bytes", e.info().Bytes, "arenas", len(e.arenas), "uid", e.owner.UID)
+	s.counters.FilledBytes += size
+	if took := m.FillSeconds; took > 0 && !math.IsInf(took, 0) {
+		s.counters.FillSeconds += took
+	}
+	s.log.Info("published", "entry", e.id, "bytes", size, "arenas", len(e.arenas), "uid", e.owner.UID)
 	return nil
 }
 

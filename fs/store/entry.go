@@ -46,6 +46,7 @@ type Entry struct {
 	pinned     bool
 	hits       uint64
 	lastUse    time.Time
+	idleSince  time.Time        // the last use, end of the last lease, or unpinning, whichever came last
 	manifest   *schema.Manifest // set once, by Commit
 	tomb       *tombstone       // set once, when state becomes Tombstone
 	released   chan struct{}    // gets a token when a write handle of a file in it is released
@@ -235,6 +236,18 @@ func (e *Entry) leased() bool {
 	return false
 }
 
+// idle says whether the entry may be evicted although nobody asked for that.
+func (e *Entry) idle() bool { return !e.pinned && !e.leased() }
+
+// nowIdle notes that the entry has been in use until now.
+func (e *Entry) nowIdle() {
+	e.idleSince = e.store.opts.Now()
+	select {
+	case e.store.becameIdle <- struct{}{}:
+	default:
+	}
+}
+
 // Hit counts a reader that loads the entry, and makes it the most recently used one.
 func (e *Entry) Hit() {
 	e.store.mu.Lock()
@@ -245,6 +258,7 @@ func (e *Entry) Hit() {
 	e.hits++
 	e.store.counters.Hits++
 	e.lastUse = e.store.opts.Now()
+	e.idleSince = e.lastUse
 }
 
 // SetPinned pins the entry, so that it is never evicted to make room, or unpins it.
@@ -256,6 +270,9 @@ func (e *Entry) SetPinned(c Caller, pinned bool) error {
 	}
 	if !c.Owns(e.owner) {
 		return ErrNotOwner
+	}
+	if e.pinned && !pinned {
+		e.nowIdle()
 	}
 	e.pinned = pinned
 	return nil

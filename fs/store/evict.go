@@ -11,11 +11,15 @@ const (
 	ReasonMaxEntries Reason = "max_entries" // there were too many entries
 	ReasonReplaced   Reason = "replaced"    // an entry of the same id was committed
 	ReasonSuperseded Reason = "superseded"  // a newer entry of the same loader and arguments was committed
+	ReasonTTL        Reason = "ttl"         // nobody used it for too long
+	ReasonPressure   Reason = "pressure"    // the machine or a cgroup is short of memory
 	ReasonRemoved    Reason = "removed"     // by hand
 )
 
 // Reasons lists all reasons.
-var Reasons = []Reason{ReasonRoom, ReasonMaxEntries, ReasonReplaced, ReasonSuperseded, ReasonRemoved}
+var Reasons = []Reason{
+	ReasonRoom, ReasonMaxEntries, ReasonReplaced, ReasonSuperseded, ReasonTTL, ReasonPressure, ReasonRemoved,
+}
 
 // tombstone is what is left of an entry while "rm -r" walks through it.
 type tombstone struct {

@@ -122,6 +122,9 @@ func (h *Handle) Release() {
 		default:
 		}
 	}
+	if f.kind == arena && f.entry.state == Published && !f.entry.leased() {
+		f.entry.nowIdle()
+	}
 	f.unref()
 }
 

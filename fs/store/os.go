@@ -21,6 +21,8 @@ type OS struct {
 	Reopen func(fd, mode int) (newFD int, err error)
 	// Headroom returns how many bytes of memory can still be taken without endangering this process.
 	Headroom func() (uint64, error)
+	// Scarce says whether free memory is so low that evicting helps those who wait for some.
+	Scarce func() (bool, error)
 }
 
 // NewOS returns the real system calls.
@@ -43,5 +45,6 @@ func NewOS() OS {
 			return unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), mode|unix.O_CLOEXEC, 0)
 		},
 		Headroom: Headroom,
+		Scarce:   Scarce,
 	}
 }

@@ -18,8 +18,11 @@ type Options struct {
 	MaxBytes   uint64 // cached, staging and draining bytes together
 	MaxEntries int    // published entries; 0: no limit
 	HugePages  bool   // try to allocate huge pages
-	OS         OS
-	Logger     *slog.Logger
+	// TTL is how long an entry that is neither leased nor pinned stays after its last use; 0: no limit. ExpireIdle has
+	// to run.
+	TTL    time.Duration
+	OS     OS
+	Logger *slog.Logger
 	// CommitWait bounds each of the two waits of a commit, for writers and for writable mappings; 0: one second.
 	CommitWait time.Duration
 	Now        func() time.Time // nil: time.Now
@@ -61,6 +64,9 @@ type Store struct {
 	bytes    [buckets]uint64
 	pending  uint64 // part of bytes that is being allocated, and so not yet missing from the free memory
 	counters Counters
+	helpless bool // the last event of memory pressure found nothing to evict
+
+	becameIdle chan struct{} // gets a token when an entry may have become one that expires
 }
 
 // New returns an empty store.
@@ -84,6 +90,8 @@ func New(opts Options) *Store {
 		locks:    map[string]map[int]int{},
 		files:    map[*File]struct{}{},
 		counters: Counters{Evictions: map[Reason]uint64{}},
+
+		becameIdle: make(chan struct{}, 1),
 	}
 }
 
