@@ -12,6 +12,7 @@ type OS struct {
 	MemfdCreate func(name string, flags int) (fd int, err error)
 	Ftruncate   func(fd int, size int64) error
 	Fallocate   func(fd int, mode uint32, off, length int64) error
+	Pwrite      func(fd int, data []byte, off int64) (n int, err error)
 	Mmap        func(fd int, off int64, addr unsafe.Pointer, length uintptr, prot, flags int) (unsafe.Pointer, error)
 	Munmap      func(addr unsafe.Pointer, length uintptr) error
 	Madvise     func(b []byte, advice int) error
@@ -31,6 +32,7 @@ func NewOS() OS {
 		MemfdCreate: unix.MemfdCreate,
 		Ftruncate:   unix.Ftruncate,
 		Fallocate:   unix.Fallocate,
+		Pwrite:      unix.Pwrite,
 		Mmap:        unix.MmapPtr,
 		Munmap:      unix.MunmapPtr,
 		Madvise:     unix.Madvise,

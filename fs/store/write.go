@@ -1,10 +1,6 @@
 package store
 
-import (
-	"fmt"
-
-	"golang.org/x/sys/unix"
-)
+import "fmt"
 
 // Truncate sets the size. An arena gets it once, and all its memory with it; 0 is taken as "not yet". Room is made by
 // evicting where that is needed.
@@ -106,7 +102,7 @@ func (h *Handle) WriteAt(data []byte, off int64) (int, error) {
 }
 
 func (f *File) pwrite(data []byte, off int64) (int, error) {
-	n, err := unix.Pwrite(f.fd, data, off)
+	n, err := f.store.os.Pwrite(f.fd, data, off)
 	if err != nil {
 		return 0, fmt.Errorf("write %s: %w", f.name, err)
 	}
