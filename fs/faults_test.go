@@ -19,11 +19,13 @@ func TestFaultsReachTheClient(t *testing.T) {
 		inject func(*store.OS, error)
 		errno  syscall.Errno
 	}{
-		"memfd":    {func(o *store.OS, err error) { o.MemfdCreate = func(string, int) (int, error) { return -1, err } }, unix.EMFILE},
-		"size":     {func(o *store.OS, err error) { o.Ftruncate = func(int, int64) error { return err } }, unix.ENOMEM},
-		"memory":   {refuseMemory, unix.ENOSPC},
-		"seal":     {func(o *store.OS, err error) { o.AddSeals = func(int, int) error { return err } }, unix.EPERM},
-		"no seals": {func(o *store.OS, _ error) { o.GetSeals = func(int) (int, error) { return 0, nil } }, unix.EIO},
+		"memfd":              {func(o *store.OS, err error) { o.MemfdCreate = func(string, int) (int, error) { return -1, err } }, unix.EMFILE},
+		"size":               {func(o *store.OS, err error) { o.Ftruncate = func(int, int64) error { return err } }, unix.ENOMEM},
+		"memory":             {refuseMemory, unix.ENOSPC},
+		"seal":               {func(o *store.OS, err error) { o.AddSeals = func(int, int) error { return err } }, unix.EPERM},
+		"panic in ftruncate": {func(o *store.OS, _ error) { o.Ftruncate = func(int, int64) error { panic("on purpose") } }, unix.EIO},
+		"panic in commit":    {func(o *store.OS, _ error) { o.GetSeals = func(int) (int, error) { panic("on purpose") } }, unix.EIO},
+		"no seals":           {func(o *store.OS, _ error) { o.GetSeals = func(int) (int, error) { return 0, nil } }, unix.EIO},
 	} {
 		t.Run(name, func(t *testing.T) {
 			// The functions are those of the store's own copy, so they look at a switch.

@@ -21,24 +21,13 @@ func (s *Store) Commit(ctx context.Context, id string, c Caller, noReplace bool)
 	if err != nil {
 		return fmt.Errorf("commit %s: %w", id, err)
 	}
+	defer s.endCommit(e, files)
 	m, err := s.prepare(ctx, e, files)
-
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	defer func() {
-		for _, f := range files {
-			f.unref()
-		}
-	}()
-	e.committing = false
 	if err == nil {
 		err = s.publish(e, m, c, noReplace)
 	}
 	if err != nil {
 		s.log.Warn("commit refused", "entry", id, "error", err)
-		if e.abandoned && e.state == Staging {
-			s.drop(e, "its filler let go of the lock")
-		}
 		return fmt.Errorf("commit %s: %w", id, err)
 	}
 	return nil
@@ -74,6 +63,19 @@ func (s *Store) beginCommit(id string, c Caller, noReplace bool) (*Entry, []*Fil
 	}
 	e.committing = true
 	return e, files, nil
+}
+
+// endCommit undoes what beginCommit did, however the commit went.
+func (s *Store) endCommit(e *Entry, files []*File) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range files {
+		f.unref()
+	}
+	e.committing = false
+	if e.abandoned && e.state == Staging {
+		s.drop(e, "its filler let go of the lock")
+	}
 }
 
 func (s *Store) mayReplace(e *Entry, c Caller, noReplace bool) error {
@@ -221,6 +223,8 @@ func (s *Store) sealFile(ctx context.Context, f *File, deadline time.Time) error
 
 // publish puts the entry in place.
 func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.staging[e.id] != e {
 		return ErrNotFound // dropped while it was sealed
 	}
