@@ -75,13 +75,18 @@ type mounted struct {
 	log   *safeBuffer
 }
 
+func needFUSE(t *testing.T) {
+	t.Helper()
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("FUSE cannot be used: %v", err)
+	}
+	_ = f.Close()
+}
+
 func testMount(t *testing.T, change ...func(*overmindfs.Options, *store.Options)) *mounted {
 	t.Helper()
-	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
-		t.Skipf("FUSE cannot be used: %v", err)
-	} else {
-		_ = f.Close()
-	}
+	needFUSE(t)
 	// Not t.TempDir: other users have to reach it.
 	dir, err := os.MkdirTemp("", "overmind-test-")
 	must(t, err)

@@ -85,6 +85,19 @@ func (g *Cgroup) OOMKills() (int, error) {
 	return 0, fmt.Errorf("%s does not count kills", name)
 }
 
+// Usage is how many bytes are charged to the cgroup: memory of its processes, page cache and memfds.
+func (g *Cgroup) Usage() (uint64, error) {
+	name := "memory.current"
+	if g.Version == 1 {
+		name = "memory.usage_in_bytes"
+	}
+	text, err := os.ReadFile(filepath.Join(g.Dir, name))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+}
+
 // Remove removes the cgroup once its processes have ended.
 func (g *Cgroup) Remove() error {
 	err := unix.Rmdir(g.Dir)
