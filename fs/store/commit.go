@@ -250,6 +250,9 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 	e.allFiles(func(f *File) { f.move(inCache) })
 	delete(s.staging, e.id)
 	delete(s.tombs, e.id)
+	if s.removals[e.id].pid == e.owner.PID {
+		delete(s.removals, e.id) // whoever fills it anew has done with the older one
+	}
 	s.entries[e.id] = e
 	size := e.info().Bytes
 	s.counters.FillsCommitted++

@@ -1,6 +1,9 @@
 package store
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // Reason says why an entry left.
 type Reason string
@@ -29,7 +32,37 @@ type tombstone struct {
 	windows int             // names left in storages/
 }
 
-// Evict removes a published entry, or what "rm -r" has left of one.
+// removal is a process that removes the files of an entry one by one, as "rm -r" does. The rmdir at its end names the
+// folder only, and must not hit an entry that was committed under that name in between.
+type removal struct {
+	pid     int
+	serial  uint64 // of the entry
+	expires time.Time
+}
+
+// removing remembers who takes an entry apart.
+func (s *Store) removing(e *Entry, c Caller) {
+	now := s.opts.Now()
+	for id, r := range s.removals {
+		if now.After(r.expires) {
+			delete(s.removals, id)
+		}
+	}
+	s.removals[e.id] = removal{pid: c.PID, serial: e.serial, expires: now.Add(TombstoneLife)}
+}
+
+// meansOlder says, once, that the caller has been removing another entry than this one of the same name.
+func (s *Store) meansOlder(e *Entry, c Caller) bool {
+	r := s.removals[e.id]
+	if r.pid != c.PID {
+		return false
+	}
+	delete(s.removals, e.id)
+	return c.PID != 0 && r.serial != e.serial && !s.opts.Now().After(r.expires)
+}
+
+// Evict removes a published entry, or what "rm -r" has left of one. It is ErrNotEmpty for a process that has unlinked
+// files of an older entry of that name.
 func (s *Store) Evict(id string, c Caller) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -39,6 +72,9 @@ func (s *Store) Evict(id string, c Caller) error {
 	}
 	if !c.Owns(e.owner) {
 		return ErrNotOwner
+	}
+	if s.meansOlder(e, c) {
+		return fmt.Errorf("%w: a new entry took the place of what was removed", ErrNotEmpty)
 	}
 	if e.state == Tombstone {
 		e.state = Gone
@@ -89,8 +125,10 @@ func (e *Entry) Unlink(dir, name string, c Caller) error {
 		s.bury(e)
 	case Tombstone:
 	default:
+		s.removing(e, c)
 		return ErrNotFound
 	}
+	s.removing(e, c)
 	if e.hidden(dir, name) {
 		return ErrNotFound
 	}

@@ -10,7 +10,8 @@ import (
 // MaxBlobBytes is the largest manifest or structure.pkl, in bytes.
 const MaxBlobBytes = 1 << 30
 
-// TombstoneLife is how long the emptied folder of an entry stays after an unlink inside it.
+// TombstoneLife is how long the emptied folder of an entry stays after an unlink inside it, and how long it is remembered
+// who does that.
 const TombstoneLife = 10 * time.Second
 
 // Options configure a Store.
@@ -59,6 +60,7 @@ type Store struct {
 	entries  map[string]*Entry // published
 	staging  map[string]*Entry
 	tombs    map[string]*Entry      // emptied folders, until they expire
+	removals map[string]removal     // by id, see there
 	locks    map[string]map[int]int // id -> process -> open lock handles
 	files    map[*File]struct{}     // every file with an open memfd
 	bytes    [buckets]uint64
@@ -87,6 +89,7 @@ func New(opts Options) *Store {
 		entries:  map[string]*Entry{},
 		staging:  map[string]*Entry{},
 		tombs:    map[string]*Entry{},
+		removals: map[string]removal{},
 		locks:    map[string]map[int]int{},
 		files:    map[*File]struct{}{},
 		counters: Counters{Evictions: map[Reason]uint64{}},
