@@ -12,7 +12,6 @@ import (
 	"strconv"
 
 	"github.com/dustin/go-humanize"
-	"golang.org/x/sys/unix"
 
 	overmindfs "overmind-fs/fs"
 	"overmind-fs/fs/store"
@@ -33,7 +32,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	raiseFileLimit(logger)
+	maxFiles := raiseFileLimit(logger)
 	metrics, err := o.listenMetrics()
 	if err != nil {
 		return err
@@ -45,7 +44,8 @@ func (o MountOptions) Run(ctx context.Context) error {
 	calls := store.NewOS()
 	hugeErr := store.ProbeHugePages(calls)
 	s := store.New(store.Options{
-		MaxBytes: o.MaxBytes, MaxEntries: o.MaxEntries, TTL: o.TTL, HugePages: hugeErr == nil, OS: calls, Logger: logger,
+		MaxBytes: o.MaxBytes, MaxEntries: o.MaxEntries, MaxFiles: maxFiles, TTL: o.TTL,
+		HugePages: hugeErr == nil, OS: calls, Logger: logger,
 	})
 	defer s.Close()
 	m, err := overmindfs.New(overmindfs.Options{
@@ -115,19 +115,6 @@ func (o MountOptions) logger() (*slog.Logger, func(), error) {
 		return slog.New(slog.NewJSONHandler(out, options)), closeLog, nil
 	}
 	return slog.New(slog.NewTextHandler(out, options)), closeLog, nil
-}
-
-// raiseFileLimit takes all file descriptors that this process may have: each file of an entry is one.
-func raiseFileLimit(logger *slog.Logger) {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		logger.Warn("the limit of open files is unknown", "error", err)
-		return
-	}
-	limit.Cur = limit.Max
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		logger.Warn("the limit of open files cannot be raised", "error", err)
-	}
 }
 
 // prepareMountPoint returns the absolute path of an empty folder that nothing is mounted on, after it has detached

@@ -161,14 +161,21 @@ func startDaemon(t *testing.T, dir string, args ...string) *daemon {
 // startDaemonIn does so in a cgroup, if there is one.
 func startDaemonIn(t *testing.T, group *fstest.Cgroup, dir string, args ...string) *daemon {
 	t.Helper()
+	if group == nil {
+		return startPrepared(t, func(*exec.Cmd) error { return nil }, dir, args...)
+	}
+	return startPrepared(t, group.Contain, dir, args...)
+}
+
+// startPrepared does so with a command that was changed.
+func startPrepared(t *testing.T, change func(*exec.Cmd) error, dir string, args ...string) *daemon {
+	t.Helper()
 	needFUSE(t)
 	d := &daemon{dir: dir, stderr: &bytes.Buffer{}, ended: make(chan error, 1)}
 	// Nothing goes because the machine that runs the tests is short of memory, unless a test is about that.
 	d.cmd = command(append([]string{"mount", "--max-bytes", "64MiB", "--pressure", "off", dir}, args...)...)
 	d.cmd.Stderr = d.stderr
-	if group != nil {
-		must(t, group.Contain(d.cmd))
-	}
+	must(t, change(d.cmd))
 	must(t, d.cmd.Start())
 	go func() { d.ended <- d.cmd.Wait() }()
 	t.Cleanup(func() {

@@ -84,6 +84,29 @@ func TestTTL(t *testing.T) {
 	})
 }
 
+// What is open for entries never reaches the limit of the process; older entries go.
+func TestFewDescriptors(t *testing.T) {
+	d := startPrepared(t, func(c *exec.Cmd) error {
+		program, err := os.Executable()
+		c.Path = "/bin/sh"
+		c.Args = append([]string{"sh", "-c", `ulimit -n 128 && exec "$0" "$@"`, program}, c.Args[1:]...)
+		return err
+	}, t.TempDir())
+	for n := range 60 {
+		f := fstest.Fill{Root: d.dir, ID: fmt.Sprint("e", n), Size: 4096}
+		must(t, f.Run())
+		_, err := os.ReadFile(fstest.Arena(f.Entry()))
+		must(t, err)
+	}
+	m := metrics(t, d.dir)
+	if m["process_open_fds"] > m["process_max_fds"]-10 {
+		t.Errorf("%v of %v descriptors are open", m["process_open_fds"], m["process_max_fds"])
+	}
+	if m["process_max_fds"] == 128 && m[`overmind_evictions_total{reason="max_files"}`] == 0 {
+		t.Error("nothing was evicted")
+	}
+}
+
 func TestFlagsMayFollowArguments(t *testing.T) {
 	app := newApp()
 	for in, want := range map[string]string{

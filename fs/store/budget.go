@@ -60,6 +60,25 @@ func (s *Store) refuse(n uint64, what, cause string, evictable uint64) error {
 		humanize.IBytes(s.used()), humanize.IBytes(s.opts.MaxBytes), humanize.IBytes(evictable))
 }
 
+// reserveFile makes room for one more file under MaxFiles.
+func (s *Store) reserveFile() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.opts.MaxFiles == 0 {
+		return nil
+	}
+	for len(s.files) >= s.opts.MaxFiles {
+		idle := s.idle()
+		if len(idle) == 0 {
+			s.counters.Refused++
+			s.log.Warn("too many files are open, nothing was evicted", "files", len(s.files), "max_files", s.opts.MaxFiles)
+			return fmt.Errorf("%w for one more of %d files", ErrNoSpace, s.opts.MaxFiles)
+		}
+		s.evict(idle[0], ReasonMaxFiles)
+	}
+	return nil
+}
+
 // idle returns the entries that may be evicted, those that are neither pinned nor leased, least recently used first.
 func (s *Store) idle() []*Entry {
 	var idle []*Entry

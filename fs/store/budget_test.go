@@ -97,6 +97,30 @@ func TestFreeMemoryCounts(t *testing.T) {
 	fx.wantEntries()
 }
 
+// The system's limit of open files is one of the cache, not one of its clients.
+func TestMaxFiles(t *testing.T) {
+	fx := newFixture(t, 64*mib, func(o *Options) { o.MaxFiles = 9 })
+	a := fx.fill("a", mib, alice)
+	fx.fill("b", mib, alice)
+	fx.fill("c", mib, alice)
+	a.Hit()
+	fx.fill("d", mib, alice)
+	fx.wantEntries("a", "c", "d")
+	if s := fx.Stats(); s.Counters.Evictions[ReasonMaxFiles] != 1 {
+		t.Errorf("stats %+v", s)
+	}
+	for _, id := range fx.PublishedIDs() {
+		e, err := fx.Published(id)
+		must(t, err)
+		must(t, e.SetPinned(alice, true))
+	}
+	e, err := fx.Begin("e", alice)
+	must(t, err)
+	_, _, err = e.CreateBlob(ManifestName, alice)
+	wantErr(t, err, ErrNoSpace)
+	fx.wantEntries("a", "c", "d")
+}
+
 func TestUnknownFreeMemoryIsNoReasonToRefuse(t *testing.T) {
 	fx := newFixture(t, 64*mib, func(o *Options) {
 		o.OS.Headroom = func() (uint64, error) { return 0, errors.New("no /proc") }

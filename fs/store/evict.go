@@ -12,6 +12,7 @@ type Reason string
 const (
 	ReasonRoom       Reason = "room"        // to make room for a fill
 	ReasonMaxEntries Reason = "max_entries" // there were too many entries
+	ReasonMaxFiles   Reason = "max_files"   // there were too many open files
 	ReasonReplaced   Reason = "replaced"    // an entry of the same id was committed
 	ReasonSuperseded Reason = "superseded"  // a newer entry of the same loader and arguments was committed
 	ReasonTTL        Reason = "ttl"         // nobody used it for too long
@@ -21,7 +22,7 @@ const (
 
 // Reasons lists all reasons.
 var Reasons = []Reason{
-	ReasonRoom, ReasonMaxEntries, ReasonReplaced, ReasonSuperseded, ReasonTTL, ReasonPressure, ReasonRemoved,
+	ReasonRoom, ReasonMaxEntries, ReasonMaxFiles, ReasonReplaced, ReasonSuperseded, ReasonTTL, ReasonPressure, ReasonRemoved,
 }
 
 // tombstone is what is left of an entry while "rm -r" walks through it.

@@ -167,6 +167,9 @@ func (f *File) detach() {
 // create makes a new file in a staging.
 func (e *Entry) create(kind fileKind, dir, name string, pid int) (*File, *Handle, error) {
 	s := e.store
+	if err := s.reserveFile(); err != nil {
+		return nil, nil, err
+	}
 	fd, err := newMemfd(s.os, "overmind:"+name)
 	if err != nil {
 		return nil, nil, err

@@ -18,6 +18,7 @@ const TombstoneLife = 10 * time.Second
 type Options struct {
 	MaxBytes   uint64 // cached, staging and draining bytes together
 	MaxEntries int    // published entries; 0: no limit
+	MaxFiles   int    // open memfds, three or more for each entry; 0: no limit
 	HugePages  bool   // try to allocate huge pages
 	// TTL is how long an entry that is neither leased nor pinned stays after its last use; 0: no limit. ExpireIdle has
 	// to run.
