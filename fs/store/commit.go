@@ -171,25 +171,11 @@ func (s *Store) readManifest(e *Entry) (*schema.Manifest, error) {
 			return nil, fmt.Errorf("%w: no %s", ErrIncomplete, name)
 		}
 	}
-	m, err := decodeFile(manifest)
+	m, err := decodeManifest(manifest.fd, manifest.Size())
 	if err != nil {
 		return nil, err
 	}
 	return m, m.Validate(schema.Files{ID: e.id, Arenas: arenas, StructureNbytes: structure.Size()})
-}
-
-// decodeFile decodes a manifest from a mapping, so that a large one does not take its size once more.
-func decodeFile(f *File) (*schema.Manifest, error) {
-	size := f.Size()
-	if size == 0 {
-		return nil, fmt.Errorf("%w: empty", schema.ErrMalformed)
-	}
-	buf, err := unix.Mmap(f.fd, 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map manifest: %w", err)
-	}
-	defer func() { _ = unix.Munmap(buf) }()
-	return schema.Decode(buf)
 }
 
 // sealFile seals one file, waiting for mappings of closed handles to go away, and reads the seals back.
@@ -232,7 +218,7 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 		return err
 	}
 	old := s.entries[e.id]
-	stale := s.superseded(e, m)
+	stale := s.superseded(e, factsOf(m))
 	switch {
 	case old == nil && len(stale) == 0:
 		if err := s.reserveEntry(); err != nil {
@@ -240,12 +226,12 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 		}
 	case old != nil:
 		e.pinned = old.pinned // what people pin is the name
-		s.evict(old, replaceReason(old.manifest, m))
+		s.evict(old, replaceReason(old.facts, factsOf(m)))
 	}
 	for _, x := range stale {
 		s.evict(x, ReasonSuperseded)
 	}
-	e.state, e.manifest, e.lastUse = Published, m, s.opts.Now()
+	e.state, e.facts, e.lastUse = Published, factsOf(m), s.opts.Now()
 	e.nowIdle()
 	e.allFiles(func(f *File) { f.move(inCache) })
 	delete(s.staging, e.id)
@@ -264,23 +250,23 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 	return nil
 }
 
-func replaceReason(old, m *schema.Manifest) Reason {
-	if supersedes(m, old) {
+func replaceReason(old, newer facts) Reason {
+	if supersedes(newer, old) {
 		return ReasonSuperseded
 	}
 	return ReasonReplaced
 }
 
-func supersedes(m, old *schema.Manifest) bool {
-	return m.Scope != "" && old.Scope == m.Scope && old.CreatedNS < m.CreatedNS
+func supersedes(newer, old facts) bool {
+	return newer.scope != "" && old.scope == newer.scope && old.createdNS < newer.createdNS
 }
 
 // superseded returns the entries of other ids that nobody will ask for once e is there: older ones of the same loader,
 // arguments and owner. A pinned one stays, since what people pin is the name.
-func (s *Store) superseded(e *Entry, m *schema.Manifest) []*Entry {
+func (s *Store) superseded(e *Entry, newer facts) []*Entry {
 	var out []*Entry
 	for id, old := range s.entries {
-		if id != e.id && !old.pinned && old.owner.UID == e.owner.UID && supersedes(m, old.manifest) {
+		if id != e.id && !old.pinned && old.owner.UID == e.owner.UID && supersedes(newer, old.facts) {
 			out = append(out, old)
 		}
 	}

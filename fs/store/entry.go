@@ -3,8 +3,6 @@ package store
 import (
 	"sort"
 	"time"
-
-	"overmind-fs/schema"
 )
 
 // State is where an entry is in its life.
@@ -46,12 +44,11 @@ type Entry struct {
 	pinned     bool
 	hits       uint64
 	lastUse    time.Time
-	idleSince  time.Time        // the last use, end of the last lease, or unpinning, whichever came last
-	manifest   *schema.Manifest // set once, by Commit
-	tomb       *tombstone       // set once, when state becomes Tombstone
-	released   chan struct{}    // gets a token when a write handle of a file in it is released
-
-	jsonSize func() uint64 // the size of manifest.json, rendered by the first call
+	idleSince  time.Time     // the last use, end of the last lease, or unpinning, whichever came last
+	facts      facts         // set once, by Commit
+	tomb       *tombstone    // set once, when state becomes Tombstone
+	released   chan struct{} // gets a token when a write handle of a file in it is released
+	jsonSize   uint64        // of manifest.json, 0 until it is asked for
 }
 
 // ID is the name of the folder.
@@ -71,21 +68,6 @@ func (e *Entry) State() State {
 	e.store.mu.Lock()
 	defer e.store.mu.Unlock()
 	return e.state
-}
-
-// Manifest returns the decoded manifest, nil before the entry is published.
-func (e *Entry) Manifest() *schema.Manifest {
-	e.store.mu.Lock()
-	defer e.store.mu.Unlock()
-	return e.manifest
-}
-
-// JSONSize returns the size of manifest.json, 0 when there is none. The first call renders it.
-func (e *Entry) JSONSize() uint64 {
-	if e.Manifest() == nil {
-		return 0
-	}
-	return e.jsonSize()
 }
 
 // HasTensors says whether the folder tensors/ shows.

@@ -3,6 +3,8 @@ package store
 import (
 	"fmt"
 	"time"
+
+	"overmind-fs/schema"
 )
 
 // Reason says why an entry left.
@@ -27,10 +29,11 @@ var Reasons = []Reason{
 
 // tombstone is what is left of an entry while "rm -r" walks through it.
 type tombstone struct {
-	expires time.Time
-	removed map[string]bool // paths in the entry that are gone
-	arenas  int             // names left in tensors/
-	windows int             // names left in storages/
+	expires  time.Time
+	manifest *schema.Manifest // for the names in storages/; nil: there are none
+	removed  map[string]bool  // paths in the entry that are gone
+	arenas   int              // names left in tensors/
+	windows  int              // names left in storages/
 }
 
 // removal is a process that removes the files of an entry one by one, as "rm -r" does. The rmdir at its end names the
@@ -98,6 +101,7 @@ func (s *Store) evict(e *Entry, why Reason) {
 // detach lets go of all files.
 func (s *Store) detach(e *Entry) {
 	e.state = Gone
+	s.recent.forget(e)
 	e.allFiles((*File).detach)
 }
 
@@ -164,7 +168,7 @@ func (e *Entry) RemoveDir(name string, c Caller) error {
 		e.hasTensors = false
 		return nil
 	case Published:
-		if left := map[string]int{TensorsName: len(e.arenas), StoragesName: len(e.manifest.Storages)}; left[name] > 0 {
+		if left := map[string]int{TensorsName: len(e.arenas), StoragesName: e.facts.storages}; left[name] > 0 {
 			return ErrNotEmpty
 		}
 		s.bury(e)
@@ -184,13 +188,19 @@ func (e *Entry) RemoveDir(name string, c Caller) error {
 
 // bury turns a published entry into a tombstone.
 func (s *Store) bury(e *Entry) {
-	s.evict(e, ReasonRemoved)
-	e.state = Tombstone
-	e.tomb = &tombstone{
+	tomb := &tombstone{
 		expires: s.opts.Now().Add(TombstoneLife),
 		removed: map[string]bool{},
 		arenas:  len(e.arenas),
-		windows: len(e.manifest.Storages),
 	}
+	manifest := e.blobs[ManifestName]
+	m, err := decodeManifest(manifest.fd, manifest.bytes)
+	if err == nil {
+		tomb.manifest, tomb.windows = m, len(m.Storages)
+	} else {
+		s.log.Error("cannot decode a manifest", "entry", e.id, "error", err) // storages/ then shows nothing
+	}
+	s.evict(e, ReasonRemoved)
+	e.state, e.tomb = Tombstone, tomb
 	s.tombs[e.id] = e
 }

@@ -67,6 +67,7 @@ type Store struct {
 	bytes    [buckets]uint64
 	pending  uint64 // part of bytes that is being allocated, and so not yet missing from the free memory
 	counters Counters
+	recent   recentManifests
 	helpless bool // the last event of memory pressure found nothing to evict
 
 	becameIdle chan struct{} // gets a token when an entry may have become one that expires
