@@ -51,6 +51,7 @@ func New(opts Options) (*Mount, error) {
 		shared: opts.AllowOther, hugePages: active(opts.HugePages), pressure: active(opts.Pressure),
 	}
 	t.metrics = newMetrics(t)
+	t.pruner = &pruner{after: pruneAfter, seen: map[string]time.Time{}}
 	root := os.Geteuid() == 0
 	if !root {
 		if _, err := fusermount(); err != nil {
@@ -107,6 +108,7 @@ func New(opts Options) (*Mount, error) {
 	go func() {
 		defer close(m.done)
 		defer m.closeSocket()
+		defer t.pruner.stop()
 		server.Serve()
 	}()
 	// server.WaitMount is not called on purpose. INIT has been answered, so there is nothing to wait for, and it opens a

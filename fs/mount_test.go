@@ -43,7 +43,7 @@ func wantErrno(t *testing.T, err error, want syscall.Errno) {
 // eventually waits for what the kernel tells the daemon late, such as RELEASE.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not reached: %s", what)
 		}

@@ -41,6 +41,7 @@ func (p *pipelinesDir) Lookup(ctx context.Context, name string, out *fuse.EntryO
 		p.tree.misses.Add(1)
 		return nil, toErrno(err)
 	}
+	p.tree.pruner.saw(name)
 	return newEntryDir(ctx, &p.Inode, p.tree, e, out), 0
 }
 

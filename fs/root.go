@@ -37,6 +37,7 @@ func (r *rootDir) OnAdd(ctx context.Context) {
 	} {
 		r.AddChild(name, r.NewPersistentInode(ctx, c.node, c.attr), false)
 	}
+	r.tree.pruner.watch(r.GetChild("pipelines"), r.GetChild("locks"))
 	if r.control != "" {
 		attr := fusefs.StableAttr{Mode: syscall.S_IFLNK, Ino: inoControl}
 		r.AddChild("control", r.NewPersistentInode(ctx, &controlLink{tree: r.tree, path: r.control}, attr), false)

@@ -26,6 +26,7 @@ type tree struct {
 	pressure    feature
 
 	metrics *prometheus.Registry
+	pruner  *pruner
 
 	// Requests for arena bytes that the daemon served itself; with passthrough there are none.
 	arenaReads  atomic.Uint64

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 
 	"github.com/dustin/go-humanize"
@@ -16,6 +17,9 @@ import (
 	overmindfs "overmind-fs/fs"
 	"overmind-fs/fs/store"
 )
+
+// gcPercent is low because what the daemon allocates is little, and what it keeps is taken from the cache.
+const gcPercent = 50
 
 // Run mounts and serves until ctx ends or somebody unmounts.
 func (o MountOptions) Run(ctx context.Context) error {
@@ -33,6 +37,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 		return err
 	}
 	maxFiles := raiseFileLimit(logger)
+	debug.SetGCPercent(gcPercent)
 	metrics, err := o.listenMetrics()
 	if err != nil {
 		return err
