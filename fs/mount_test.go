@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -273,6 +275,48 @@ func TestStatusAndMetrics(t *testing.T) {
 	if out, err := exec.Command("cp", filepath.Join(f.Entry(), "manifest.json"), os.DevNull).CombinedOutput(); err != nil {
 		t.Errorf("cp: %v: %s", err, out)
 	}
+}
+
+// One file tells of all entries what their manifests and attributes say.
+func TestEntriesList(t *testing.T) {
+	m := testMount(t)
+	list := func() []overmindfs.Listed {
+		t.Helper()
+		text, err := os.ReadFile(m.path(overmindfs.EntriesName))
+		must(t, err)
+		var out []overmindfs.Listed
+		must(t, json.Unmarshal(text, &out))
+		return out
+	}
+	if got := list(); got == nil || len(got) != 0 {
+		t.Errorf("of no entries: %v", got)
+	}
+	m.fill(t, "b", 2*mib)
+	a := m.fill(t, "a", mib)
+	must(t, unix.Setxattr(a.Entry(), overmindfs.AttrPinned, []byte("1"), 0))
+	_, err := os.ReadFile(filepath.Join(a.Entry(), "structure.pkl"))
+	must(t, err)
+	c := start(t, 0, "open", fstest.Arena(a.Entry()))
+	c.line()
+	must(t, fstest.Fill{Root: m.dir, ID: "staged", Size: mib}.Stage())
+	got := list()
+	if len(got) != 2 || got[0].ID != "a" || got[1].ID != "b" {
+		t.Fatalf("got %+v", got)
+	}
+	used, err := strconv.ParseInt(attr(t, a.Entry(), "last_use"), 10, 64)
+	must(t, err)
+	bytes, err := strconv.ParseUint(attr(t, a.Entry(), "bytes"), 10, 64)
+	must(t, err)
+	want := overmindfs.Listed{
+		ID: "a", ClassName: "test.Model", ModelName: "tiny", Loader: "test.load", CreatedNS: 1, FillSeconds: 2.5,
+		UID: uint32(os.Geteuid()), Bytes: bytes, StructureNbytes: fstest.StructureNbytes,
+		Arenas: []store.ArenaSize{{Name: fstest.ArenaName, Bytes: uint64(mib)}},
+		Pinned: true, Hits: 1, Leases: 1, LeasePIDs: []int{c.cmd.Process.Pid}, LastUse: used,
+	}
+	if !reflect.DeepEqual(got[0], want) {
+		t.Errorf("got %+v\nwant %+v", got[0], want)
+	}
+	c.finish()
 }
 
 func TestPanicBecomesEIO(t *testing.T) {

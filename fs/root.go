@@ -24,6 +24,7 @@ func newRoot(t *tree, control string) *rootDir { return &rootDir{dir{tree: t}, c
 // OnAdd builds the fixed part of the tree.
 func (r *rootDir) OnAdd(ctx context.Context) {
 	status := &generatedFile{tree: r.tree, content: r.tree.statusJSON}
+	entries := &generatedFile{tree: r.tree, content: r.tree.entriesJSON}
 	metrics := &generatedFile{tree: r.tree, content: r.tree.metricsText}
 	for name, c := range map[string]struct {
 		node fusefs.InodeEmbedder
@@ -33,6 +34,7 @@ func (r *rootDir) OnAdd(ctx context.Context) {
 		"staging":     {&stagingDir{dir{tree: r.tree}}, folder(inoStaging)},
 		"locks":       {&locksDir{dir{tree: r.tree}}, folder(inoLocks)},
 		"status.json": {status, regular(inoStatus)},
+		EntriesName:   {entries, regular(inoEntries)},
 		"metrics":     {metrics, regular(inoMetrics)},
 	} {
 		r.AddChild(name, r.NewPersistentInode(ctx, c.node, c.attr), false)

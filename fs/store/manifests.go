@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"unique"
 
 	"golang.org/x/sys/unix"
 
@@ -11,13 +12,19 @@ import (
 // facts are what the store itself needs of a manifest. A decoded manifest takes several times what its file takes, so it
 // is not kept.
 type facts struct {
-	scope     string
-	createdNS int64
-	storages  int
+	className, modelName, loader string
+	scope                        string
+	createdNS                    int64
+	fillSeconds                  float64
+	storages                     int
 }
 
 func factsOf(m *schema.Manifest) facts {
-	return facts{scope: m.Scope, createdNS: m.CreatedNS, storages: len(m.Storages)}
+	return facts{
+		className: unique.Make(m.ClassName).Value(), modelName: unique.Make(m.ModelName).Value(),
+		loader: unique.Make(m.Loader).Value(), // many entries have the same
+		scope:  m.Scope, createdNS: m.CreatedNS, fillSeconds: m.FillSeconds, storages: len(m.Storages),
+	}
 }
 
 // recentManifests remembers the manifests that were decoded last: a walk through storages/ asks once for each name.
