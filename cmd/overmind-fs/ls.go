@@ -61,6 +61,9 @@ func cmdLs() *cli.Command {
 
 // readEntries reads all entries and leaves out those that go in the meantime.
 func readEntries(root string) ([]*entry, error) {
+	if all, err := listedEntries(root); !errors.Is(err, os.ErrNotExist) {
+		return all, err
+	}
 	ids, err := entryIDs(root)
 	if err != nil {
 		return nil, err
