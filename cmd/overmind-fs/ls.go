@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -38,10 +37,7 @@ func cmdLs() *cli.Command {
 			if err != nil {
 				return err
 			}
-			slices.SortStableFunc(entries, order)
-			if c.Bool("reverse") {
-				slices.Reverse(entries)
-			}
+			entries = sorted(entries, order, c.Bool("reverse"))
 			if c.Bool("json") {
 				return listJSON(entries)
 			}

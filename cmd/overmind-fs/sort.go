@@ -23,6 +23,15 @@ var orders = map[string]func(a, b *entry) int{
 	"took":   func(a, b *entry) int { return cmp.Compare(b.manifest.FillSeconds, a.manifest.FillSeconds) },
 }
 
+// sorted sorts in place.
+func sorted(entries []*entry, order func(a, b *entry) int, reverse bool) []*entry {
+	slices.SortStableFunc(entries, order)
+	if reverse {
+		slices.Reverse(entries)
+	}
+	return entries
+}
+
 func sortNames() string { return strings.Join(slices.Sorted(maps.Keys(orders)), ", ") }
 
 func number(b bool) int {
