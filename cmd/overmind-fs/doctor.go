@@ -16,8 +16,8 @@ func cmdDoctor() *cli.Command {
 	return &cli.Command{
 		Name:  "doctor",
 		Usage: "look for what makes the cache slower or less safe than it could be",
-		Description: "It looks at the machine, at the cache of --root and at all other overmind mounts, and says for each finding " +
-			"what it costs and which command mends it. Exit code 1 if there is an error or a warning; a note costs nothing.",
+		Description: "It looks at the machine, at the cache of --root, or else at all overmind mounts, and for mounts whose daemon " +
+			"is dead, and says for each finding what it costs and which command mends it. Exit code 1 if there is an error or a warning; a note costs nothing.",
 		Flags: []cli.Flag{rootFlag(), &cli.BoolFlag{Name: "json", Usage: "print JSON"}},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
@@ -53,18 +53,22 @@ func examine(c *cli.Context) (doctor.Report, error) {
 	if err != nil {
 		return doctor.Report{}, err
 	}
-	if machine.CacheRoot != "" {
-		dir, err := mountPointOf(machine.CacheRoot)
-		if err != nil {
-			dir = machine.CacheRoot // its parent is not there
+	root := machine.CacheRoot
+	if root != "" {
+		if dir, err := mountPointOf(root); err == nil { // else its parent is not there
+			root = dir
 		}
-		if !slices.Contains(dirs, dir) {
-			dirs = append(dirs, dir)
+		if !slices.Contains(dirs, root) {
+			dirs = append(dirs, root)
 		}
 	}
 	var mounts []doctor.Mount
 	for _, dir := range dirs {
-		m, err := doctor.Look(dir)
+		look := doctor.Look
+		if root != "" && dir != root {
+			look = doctor.Probe
+		}
+		m, err := look(dir)
 		if err != nil {
 			return doctor.Report{}, err
 		}

@@ -41,10 +41,18 @@ func (r Report) Problems() int {
 	return n
 }
 
-var machineChecks = []struct {
+type machineCheck struct {
 	name string
 	run  func(Machine) []Finding
-}{
+}
+
+type mountCheck struct {
+	name string
+	run  func(Machine, Mount) []Finding
+	dead bool // also of a mount that does not answer
+}
+
+var machineChecks = []machineCheck{
 	{"environment", environment},
 	{"kernel", kernel},
 	{"fuse", fuseDevice},
@@ -54,11 +62,7 @@ var machineChecks = []struct {
 	{"python packages", packages},
 }
 
-var mountChecks = []struct {
-	name string
-	run  func(Machine, Mount) []Finding
-	dead bool // also for a mount that does not answer
-}{
+var mountChecks = []mountCheck{
 	{name: "mount", run: health, dead: true},
 	{name: "passthrough", run: passthrough},
 	{name: "fd passing", run: fdPassing},
@@ -88,7 +92,7 @@ func Examine(m Machine, mounts []Mount) Report {
 	for _, c := range mountChecks {
 		r.Checks = append(r.Checks, c.name)
 		for _, mount := range mounts {
-			if c.dead || mount.alive() {
+			if c.dead || mount.Looked {
 				add(c.name, mount.Dir, c.run(m, mount))
 			}
 		}

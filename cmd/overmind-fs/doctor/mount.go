@@ -21,7 +21,8 @@ type Mount struct {
 	Empty  bool // and nothing is in it
 	Closed bool // this user may not look into it
 
-	// Of one that answers:
+	// Of one that answers, and that was looked at in full:
+	Looked     bool
 	Status     overmindfs.Status
 	Shared     bool        // it is for all users
 	Socket     string      // path, "" for none
@@ -32,7 +33,13 @@ type Mount struct {
 	Unreadable []string // entries whose manifest this version cannot read, and why
 }
 
-func (m Mount) alive() bool { return m.Health == overmindfs.AliveMount && !m.Closed }
+func (m Mount) alive() bool { return m.Health == overmindfs.AliveMount }
+
+// Probe only finds out whether the daemon of a mount answers.
+func Probe(dir string) (Mount, error) {
+	health, err := overmindfs.ProbeMount(dir)
+	return Mount{Dir: dir, Health: health, Closed: errors.Is(err, fs.ErrPermission)}, nil
+}
 
 // Look gathers the facts about a cache.
 func Look(dir string) (Mount, error) {
@@ -68,6 +75,7 @@ func Look(dir string) (Mount, error) {
 			m.FolderMode = info.Mode().Perm()
 		}
 	}
+	m.Looked = true
 	return m, m.lookAtEntries()
 }
 

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"overmind-fs/cmd/overmind-fs/doctor"
+)
+
+// diagnosis runs doctor and returns what it found about a cache.
+func diagnosis(t *testing.T, dir string) (code int, found string) {
+	t.Helper()
+	code, out, errOut := overmind(t, "doctor", "--json", "--root", dir)
+	var r doctor.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v: %s%s", err, out, errOut)
+	}
+	if (code == exitFailure) != (r.Problems() > 0) {
+		t.Errorf("exit code %d with %d problems", code, r.Problems())
+	}
+	for _, f := range r.Findings {
+		if f.Where == dir {
+			found += string(f.Severity) + " " + f.Check + ": " + f.What + "\n"
+		}
+	}
+	return code, found
+}
+
+func wantDiagnosis(t *testing.T, dir, want string) {
+	t.Helper()
+	if code, found := diagnosis(t, dir); code != exitFailure || !strings.Contains(found, want) {
+		t.Errorf("exit %d, found %q, want %q", code, found, want)
+	}
+}
+
+func TestDoctorOnMount(t *testing.T) {
+	d := startDaemon(t, t.TempDir(), "--passthrough", "off")
+	fill(t, d.dir, "a")
+	wantDiagnosis(t, d.dir, "warning passthrough: no passthrough: switched off\n")
+	if _, found := diagnosis(t, d.dir); strings.Contains(found, " mount:") || strings.Contains(found, "entries:") ||
+		strings.Contains(found, "versions:") || strings.Contains(found, "socket:") || strings.Contains(found, "budget:") {
+		t.Errorf("found what is not there: %s", found)
+	}
+	wantRun(t, exitFailure, "mend   overmind-fs ", "doctor", "--root", d.dir)
+
+	path, err := os.Readlink(filepath.Join(d.dir, "control"))
+	must(t, err)
+	must(t, os.Chmod(path, 0o666))
+	must(t, os.Chmod(filepath.Dir(path), 0o777))
+	wantDiagnosis(t, d.dir, "is world-writable\n")
+	wantDiagnosis(t, d.dir, "error control socket: others can write into")
+
+	// Of another cache it is enough to know that its daemon lives.
+	other := startDaemon(t, t.TempDir())
+	must(t, d.cmd.Process.Kill())
+	<-d.ended
+	wantDiagnosis(t, d.dir, "error mount: the daemon of this mount is dead\n")
+	wantRun(t, exitFailure, d.dir+": the daemon of this mount is dead", "doctor", "--root", other.dir)
+	wantRun(t, exitOK, "", "umount", d.dir)
+	wantDiagnosis(t, d.dir, "warning mount: nothing is mounted on this empty folder\n")
+	wantDiagnosis(t, filepath.Join(d.dir, "missing"), "error mount: there is no such folder\n")
+	wantDiagnosis(t, "/nope/missing", "error mount: there is no such folder\n")
+}
