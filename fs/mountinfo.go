@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -47,40 +46,20 @@ func MountPoint(path string) (string, error) {
 
 // MountedType returns the type of the topmost file system mounted on the absolute path, "" if none is.
 func MountedType(path string) (string, error) {
-	found := ""
-	err := eachMount(func(where, kind string) {
-		if where == path {
-			found = kind // later lines lie on top
-		}
-	})
-	return found, err
-}
-
-// MountPoints lists where overmind file systems are mounted, each place once.
-func MountPoints() ([]string, error) {
-	var found []string
-	err := eachMount(func(where, kind string) {
-		if kind == FSType && !slices.Contains(found, where) {
-			found = append(found, where)
-		}
-	})
-	return found, err
-}
-
-func eachMount(do func(where, kind string)) error {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return err
+		return "", err
 	}
+	found := ""
 	for line := range strings.Lines(string(text)) {
 		// 36 35 98:0 /root /mount/point options optional... - type source superoptions
 		before, after, ok := strings.Cut(line, " - ")
 		fields, types := strings.Fields(before), strings.Fields(after)
-		if ok && len(fields) >= 5 && len(types) >= 1 {
-			do(unescape(fields[4]), types[0])
+		if ok && len(fields) >= 5 && len(types) >= 1 && unescape(fields[4]) == path {
+			found = types[0] // later lines lie on top
 		}
 	}
-	return nil
+	return found, nil
 }
 
 // unescape undoes the octal escapes of mountinfo.
