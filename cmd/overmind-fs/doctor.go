@@ -48,7 +48,8 @@ func examine(c *cli.Context) (doctor.Report, error) {
 	}
 	machine.CacheRoot, machine.Version = c.String("root"), buildVersion()
 	mount := c.App.Command("mount")
-	machine.CanReplace = slices.ContainsFunc(mount.Flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), "replace") })
+	machine.CanReplace = machine.UID == 0 &&
+		slices.ContainsFunc(mount.Flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), "replace") })
 	dirs, err := overmindfs.MountPoints()
 	if err != nil {
 		return doctor.Report{}, err

@@ -20,7 +20,7 @@ type Machine struct {
 	Env        map[string]string // of the shell
 	CacheRoot  string            // what --root or OVERMIND_ROOT says
 	Version    string            // of this program
-	CanReplace bool              // mount --replace exists
+	CanReplace bool              // this user can mount --replace
 	LargestFit uint64            // the largest arena of the mounts, bytes
 
 	answering bool // a mount answers, so that its status says what the kernel can do

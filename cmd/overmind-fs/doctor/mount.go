@@ -161,8 +161,9 @@ const plainCost = "programs use it as a plain folder: without budget, seals, pin
 
 // remount is the command that starts the daemon anew with another option.
 func remount(machine Machine, m Mount, option string) string {
+	option = strings.TrimSpace("--background "+option) + " " + m.Dir
 	if machine.CanReplace {
-		return strings.TrimSpace("overmind-fs mount --replace --background "+option) + " " + m.Dir
+		return "overmind-fs mount --replace " + option + ", with its other options"
 	}
-	return fmt.Sprintf("overmind-fs umount %s; %s %s", m.Dir, strings.TrimSpace("overmind-fs mount --background "+option), m.Dir)
+	return fmt.Sprintf("overmind-fs umount %s; overmind-fs mount %s, with its other options", m.Dir, option)
 }
