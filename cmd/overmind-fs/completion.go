@@ -4,6 +4,7 @@ import (
 	"embed"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -48,9 +49,9 @@ func shells() []string {
 	return names
 }
 
-// completeIDs prints the ids, or the flags when the last word on the line starts one.
+// completeIDs prints the ids, or the flags when the last word of the line starts one.
 func completeIDs(c *cli.Context) {
-	if word := os.Args[len(os.Args)-2]; strings.HasPrefix(word, "-") {
+	if word := os.Args[len(os.Args)-2]; strings.HasPrefix(word, "-") && !isSwitch(c.Command, word) {
 		cli.DefaultCompleteWithFlags(c.Command)(c)
 		return
 	}
@@ -65,4 +66,13 @@ func completeIDs(c *cli.Context) {
 	for _, id := range ids {
 		fmt.Println(id)
 	}
+}
+
+// isSwitch says whether a word is a flag that is complete.
+func isSwitch(command *cli.Command, word string) bool {
+	name, _, joined := strings.Cut(strings.TrimLeft(word, "-"), "=")
+	return joined || slices.ContainsFunc(command.Flags, func(f cli.Flag) bool {
+		_, isBool := f.(*cli.BoolFlag)
+		return isBool && slices.Contains(f.Names(), name)
+	})
 }

@@ -15,6 +15,7 @@ import (
 // complete has a real shell complete a line of words; the last one is what was typed so far.
 var complete = map[string]func(words []string) (script string){
 	"bash": func(words []string) string {
+		words = strings.Split(strings.ReplaceAll(strings.Join(words, " "), "=", " = "), " ") // as bash does
 		return fmt.Sprintf(`source <(overmind-fs completion bash)
 COMP_WORDS=(%s) COMP_CWORD=%d
 _overmind_fs
@@ -29,7 +30,7 @@ printf '%%s\n' "${COMPREPLY[@]}"`, quoted(words), len(words)-1)
 compadd() { shift; for w in "$@"; do [[ $w == "$PREFIX"* ]] && print -r -- "$w"; done }
 _files() { : }
 words=(%s); CURRENT=%d; PREFIX=${words[-1]}
-_overmind_fs`, quoted(words), len(words))
+_overmind-fs`, quoted(words), len(words))
 	},
 }
 
@@ -65,6 +66,8 @@ func TestCompletion(t *testing.T) {
 				"overmind-fs pin tiny-a o":               "other",
 				"overmind-fs unpin --root /nope ":        "",
 				"overmind-fs --root " + d.dir + " du ti": "tiny-a tiny-b",
+				"overmind-fs du --root=" + d.dir + " ti": "tiny-a tiny-b",
+				"overmind-fs show --json o":              "other",
 				"overmind-fs evict --ol":                 "--older-than",
 				"overmind-fs ls --re":                    "--reverse",
 				"overmind-fs completion z":               "zsh",
