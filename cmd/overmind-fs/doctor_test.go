@@ -10,10 +10,10 @@ import (
 	"overmind-fs/cmd/overmind-fs/doctor"
 )
 
-// diagnosis runs doctor and returns what it found about a cache.
-func diagnosis(t *testing.T, dir string) (code int, found string) {
+// diagnosis runs doctor for a cache and returns what it found about a mount.
+func diagnosis(t *testing.T, root, where string) (code int, found string) {
 	t.Helper()
-	code, out, errOut := overmind(t, "doctor", "--json", "--root", dir)
+	code, out, errOut := overmind(t, "doctor", "--json", "--root", root)
 	var r doctor.Report
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		t.Fatalf("%v: %s%s", err, out, errOut)
@@ -22,7 +22,7 @@ func diagnosis(t *testing.T, dir string) (code int, found string) {
 		t.Errorf("exit code %d with %d problems", code, r.Problems())
 	}
 	for _, f := range r.Findings {
-		if f.Where == dir {
+		if f.Where == where {
 			found += string(f.Severity) + " " + f.Check + ": " + f.What + "\n"
 		}
 	}
@@ -31,7 +31,7 @@ func diagnosis(t *testing.T, dir string) (code int, found string) {
 
 func wantDiagnosis(t *testing.T, dir, want string) {
 	t.Helper()
-	if code, found := diagnosis(t, dir); code != exitFailure || !strings.Contains(found, want) {
+	if code, found := diagnosis(t, dir, dir); code != exitFailure || !strings.Contains(found, want) {
 		t.Errorf("exit %d, found %q, want %q", code, found, want)
 	}
 }
@@ -40,7 +40,7 @@ func TestDoctorOnMount(t *testing.T) {
 	d := startDaemon(t, t.TempDir(), "--passthrough", "off")
 	fill(t, d.dir, "a")
 	wantDiagnosis(t, d.dir, "warning passthrough: no passthrough: switched off\n")
-	if _, found := diagnosis(t, d.dir); strings.Contains(found, " mount:") || strings.Contains(found, "entries:") ||
+	if _, found := diagnosis(t, d.dir, d.dir); strings.Contains(found, " mount:") || strings.Contains(found, "entries:") ||
 		strings.Contains(found, "versions:") || strings.Contains(found, "socket:") || strings.Contains(found, "budget:") {
 		t.Errorf("found what is not there: %s", found)
 	}
@@ -55,6 +55,9 @@ func TestDoctorOnMount(t *testing.T) {
 
 	// Of another cache it is enough to know that its daemon lives.
 	other := startDaemon(t, t.TempDir())
+	if _, found := diagnosis(t, other.dir, d.dir); found != "" {
+		t.Errorf("looked too closely: %s", found)
+	}
 	must(t, d.cmd.Process.Kill())
 	<-d.ended
 	wantDiagnosis(t, d.dir, "error mount: the daemon of this mount is dead\n")

@@ -186,6 +186,14 @@ func TestTopLive(t *testing.T) {
 	must(t, err)
 	x.wantEnd(t, exitOK)
 
+	x = startTop(t, nil, "--root", d.dir, "--interval", "1h")
+	x.waitFor(t, "2 entries")
+	must(t, unix.IoctlSetWinsize(int(x.slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 120}))
+	x.waitFor(t, "tiny-a", "tiny-b") // drawn anew at once
+	_, err = x.master.WriteString("Q")
+	must(t, err)
+	x.wantEnd(t, exitOK)
+
 	x = startTop(t, []string{"NO_COLOR=1"}, args...)
 	x.waitFor(t, "tiny-a")
 	if regexp.MustCompile(`\x1b\[[0-9;]*m`).MatchString(x.text()) {
