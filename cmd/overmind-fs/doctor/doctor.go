@@ -59,6 +59,8 @@ var machineChecks = []machineCheck{
 	{"fusermount", fusermount},
 	{"shell limits", shellLimits},
 	{"swap", swap},
+	{"overcommit", overcommit},
+	{"memory pressure", pressure},
 	{"python packages", packages},
 }
 

@@ -22,14 +22,16 @@ func healthyMachine(t *testing.T) Machine {
 		"Max open files            20000                20000                files     \n" +
 		"Max address space         unlimited            unlimited            bytes     \n"
 	for name, text := range map[string]string{
-		"dev/fuse":           "",
-		"etc/fuse.conf":      "# mount_max = 1000\nuser_allow_other\n",
-		"proc/meminfo":       "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\n", // 32 and 24 GiB
-		"proc/swaps":         "Filename Type Size Used Priority\n",
-		"proc/self/limits":   limits,
-		"proc/42/limits":     limits,
-		"proc/42/cgroup":     "0::/system.slice/overmind.service\n",
-		"sys/fs/cgroup/none": "",
+		"dev/fuse":                      "",
+		"etc/fuse.conf":                 "# mount_max = 1000\nuser_allow_other\n",
+		"proc/meminfo":                  "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\n", // 32 and 24 GiB
+		"proc/swaps":                    "Filename Type Size Used Priority\n",
+		"proc/self/limits":              limits,
+		"proc/sys/vm/overcommit_memory": "0\n",
+		"proc/pressure/memory":          "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+		"proc/42/limits":                limits,
+		"proc/42/cgroup":                "0::/system.slice/overmind.service\n",
+		"sys/fs/cgroup/none":            "",
 		"sys/kernel/mm/transparent_hugepage/shmem_enabled": "always within_size advise [never] deny force\n",
 	} {
 		write(t, m, name, text)
@@ -107,6 +109,10 @@ func TestFindings(t *testing.T) {
 				write(t, *m, "proc/swaps", "Filename Type Size Used Priority\n/dev/sda2 partition 8388604 0 -2\n")
 				write(t, *m, "proc/sys/vm/swappiness", "60\n")
 			}},
+		{name: "overcommit", severity: Warning, check: "overcommit", what: "vm.overcommit_memory is 2", fix: "sysctl vm.overcommit_memory=0",
+			machine: func(t *testing.T, m *Machine) { write(t, *m, "proc/sys/vm/overcommit_memory", "2\n") }},
+		{name: "pressure", severity: Warning, check: "memory pressure", what: "/proc/pressure/memory", fix: "psi=1",
+			machine: func(t *testing.T, m *Machine) { remove(t, m, "proc/pressure/memory") }},
 		{name: "no loader", severity: Note, check: "python packages", what: "no overmind-fs", fix: "make install",
 			machine: func(_ *testing.T, m *Machine) { m.Env["VIRTUAL_ENV"] = "/venv" }},
 		{name: "packages", severity: Error, check: "python packages", what: `overmind-fs 0.2.0 and overmind-cext "0.1.0"`,

@@ -179,6 +179,30 @@ func swap(m Machine) []Finding {
 	}}
 }
 
+// strictOvercommit is a value of vm.overcommit_memory.
+const strictOvercommit = "2"
+
+func overcommit(m Machine) []Finding {
+	if strings.TrimSpace(m.read("proc/sys/vm/overcommit_memory")) != strictOvercommit {
+		return nil
+	}
+	return []Finding{{
+		Severity: Warning, What: "vm.overcommit_memory is " + strictOvercommit,
+		Cost: "the kernel counts what a program maps as if it were its own memory; when that is too much, it loads without the cache",
+		Fix:  "sudo sysctl vm.overcommit_memory=0",
+	}}
+}
+
+func pressure(m Machine) []Finding {
+	if m.read("proc/pressure/memory") != "" {
+		return nil
+	}
+	return []Finding{{
+		Severity: Warning, What: "the kernel does not tell when memory is short (no /proc/pressure/memory)",
+		Cost: "the daemon keeps idle entries while other programs wait for memory", Fix: "boot with psi=1, with CONFIG_PSI",
+	}}
+}
+
 // packages looks into the active Python environment.
 func packages(m Machine) []Finding {
 	env := m.Env["VIRTUAL_ENV"]
