@@ -70,8 +70,12 @@ func examine(c *cli.Context) (doctor.Report, error) {
 			look = doctor.Probe
 		}
 		m, err := look(dir)
-		if err != nil {
+		m.Wanted = dir == root
+		switch {
+		case err != nil && m.Wanted:
 			return doctor.Report{}, err
+		case err != nil:
+			continue // it went in the meantime
 		}
 		machine.LargestFit = max(machine.LargestFit, m.LargestFit)
 		mounts = append(mounts, m)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"overmind-fs/cmd/overmind-fs/doctor"
@@ -66,4 +67,20 @@ func TestDoctorOnMount(t *testing.T) {
 	wantDiagnosis(t, d.dir, "warning mount: nothing is mounted on this empty folder\n")
 	wantDiagnosis(t, filepath.Join(d.dir, "missing"), "error mount: there is no such folder\n")
 	wantDiagnosis(t, "/nope/missing", "error mount: there is no such folder\n")
+}
+
+// A user who may not use the cache hears it; one without a cache does not hear of other users' ones.
+func TestDoctorOfAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to become somebody else")
+	}
+	d := startDaemon(t, t.TempDir())
+	for _, root := range []string{d.dir, ""} {
+		cmd := command("doctor", "--root", root)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
+		out, err := cmd.Output()
+		if told := strings.Contains(string(out), d.dir+": this user may not use it"); told != (root != "") || told && err == nil {
+			t.Errorf("%q: %v\n%s", root, err, out)
+		}
+	}
 }

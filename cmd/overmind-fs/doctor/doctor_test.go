@@ -134,8 +134,8 @@ func TestFindings(t *testing.T) {
 			mount: func(o *Mount) { o.Health, o.Looked, o.Empty = overmindfs.NotMounted, false, true }},
 		{name: "plain", severity: Note, check: "mount", what: "plain folder", fix: "overmind-fs mount",
 			mount: func(o *Mount) { o.Health, o.Looked = overmindfs.NotMounted, false }},
-		{name: "closed", severity: Note, check: "mount", what: "may not look", fix: "sudo overmind-fs doctor",
-			mount: func(o *Mount) { o.Looked, o.Closed = false, true }},
+		{name: "closed", severity: Error, check: "mount", what: "may not use it", fix: "--user $USER",
+			mount: func(o *Mount) { o.Looked, o.Closed, o.Wanted = false, true, true }},
 
 		{name: "no passthrough", severity: Warning, check: "passthrough", what: "no passthrough: because", fix: "CONFIG_FUSE_PASSTHROUGH",
 			mount: inactive("because")},
@@ -247,6 +247,14 @@ func TestWithoutAMount(t *testing.T) {
 	r := Examine(m, nil)
 	if len(r.Findings) != 3 || r.Findings[0].Severity != Error || r.Findings[1].Severity != Error || r.Findings[2].Severity != Note ||
 		r.Problems() != 2 {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// What other users have mounted is their business.
+func TestMountOfSomebodyElse(t *testing.T) {
+	r := Examine(healthyMachine(t), []Mount{{Dir: "/mnt/o", Health: overmindfs.AliveMount, Closed: true}})
+	if len(r.Findings) != 0 {
 		t.Errorf("%+v", r.Findings)
 	}
 }

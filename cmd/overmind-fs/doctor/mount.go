@@ -16,6 +16,7 @@ import (
 // Mount is what is looked at of one cache.
 type Mount struct {
 	Dir    string
+	Wanted bool // it is what --root or OVERMIND_ROOT says
 	Health overmindfs.Health
 	Exists bool // the folder is there
 	Empty  bool // and nothing is in it
@@ -113,10 +114,12 @@ func (m *Mount) lookAtEntries() error {
 
 func health(_ Machine, m Mount) []Finding {
 	switch {
+	case m.Closed && !m.Wanted:
+		return nil // somebody else's
 	case m.Closed:
 		return []Finding{{
-			Severity: Note, What: "this user may not look into it", Cost: "it is not for programs of this user",
-			Fix: "sudo overmind-fs doctor",
+			Severity: Error, What: "this user may not use it", Cost: "programs of this user load without the cache",
+			Fix: "mount it as this user, or as root with --user $USER",
 		}}
 	case m.Health == overmindfs.DeadMount:
 		return []Finding{{
