@@ -50,11 +50,12 @@ type selection struct {
 	args      []string
 	prefixes  bool // args are prefixes that may fit several
 	olderThan time.Duration
+	now       time.Time
 	force     bool
 }
 
 func selectionOf(c *cli.Context) (selection, error) {
-	s := selection{all: c.Bool("all"), args: c.Args().Slice(), prefixes: c.Bool("prefix"), force: c.Bool("force")}
+	s := selection{all: c.Bool("all"), args: c.Args().Slice(), prefixes: c.Bool("prefix"), force: c.Bool("force"), now: time.Now()}
 	if text := c.String("older-than"); c.IsSet("older-than") {
 		d, err := model.ParseDuration(text)
 		if err != nil || d <= 0 {
@@ -170,7 +171,7 @@ func (s selection) look(root, id string) (*entry, error) {
 		if !e.live {
 			return nil, fmt.Errorf("%s: %w: a plain folder does not know when an entry was used", root, errNoMount)
 		}
-		if time.Since(e.lastUse) < s.olderThan {
+		if s.now.Sub(e.lastUse) < s.olderThan {
 			return nil, nil
 		}
 	}

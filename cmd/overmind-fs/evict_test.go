@@ -74,7 +74,8 @@ func TestEvictOlderThan(t *testing.T) {
 			t.Fatal("the last use does not move")
 		}
 	}
-	s := selection{olderThan: time.Since(idle.lastUse) - time.Second}
+	now := time.Now()
+	s := selection{olderThan: now.Sub(idle.lastUse) - time.Second, now: now}
 	ids, errs := s.ids(d.dir)
 	if len(ids) != 3 || errs != nil {
 		t.Fatal(ids, errs)

@@ -103,6 +103,17 @@ func takeSample(root string) (*sample, error) {
 	if err := checkRoot(root); err != nil {
 		return nil, err
 	}
+	s, err := readSample(root)
+	if err != nil {
+		// The daemon may have died meanwhile, which says more than the system call that failed.
+		if why := checkRoot(root); why != nil {
+			err = why
+		}
+	}
+	return s, err
+}
+
+func readSample(root string) (*sample, error) {
 	status, err := readStatus(root)
 	if err != nil {
 		return nil, err

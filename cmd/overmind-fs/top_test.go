@@ -124,22 +124,28 @@ func (x *terminal) text() string {
 	return x.out.String()
 }
 
-// frame is the last one that is complete, and after it.
+// frame is the last one that is complete.
 func (x *terminal) frame() string {
 	text := x.text()
-	if at := strings.LastIndex(text, clearBelow); at >= 0 {
-		return text[max(strings.LastIndex(text[:at], home), 0):]
+	at := strings.LastIndex(text, clearBelow)
+	if at < 0 {
+		return ""
 	}
-	return text
+	return text[max(strings.LastIndex(text[:at], home), 0):at]
 }
 
-// waitFor waits until all of what is shown.
+// waitFor waits until a frame shows all of what.
 func (x *terminal) waitFor(t *testing.T, what ...string) {
 	t.Helper()
-	missing := func(w string) bool { return !strings.Contains(x.frame(), w) }
+	wait(t, x.frame, what...)
+}
+
+func wait(t *testing.T, shown func() string, what ...string) {
+	t.Helper()
+	missing := func(w string) bool { return !strings.Contains(shown(), w) }
 	for deadline := time.Now().Add(20 * time.Second); slices.ContainsFunc(what, missing); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not all of %q in %q", what, x.frame())
+			t.Fatalf("not all of %q in %q", what, shown())
 		}
 	}
 }
@@ -157,7 +163,7 @@ func (x *terminal) wantEnd(t *testing.T, code int) {
 	if got := x.cmd.ProcessState.ExitCode(); got != code {
 		t.Errorf("exit code %d, want %d: %q", got, code, x.frame())
 	}
-	x.waitFor(t, leaveScreen)
+	wait(t, x.text, leaveScreen)
 	state, err := unix.IoctlGetTermios(int(x.slave.Fd()), unix.TCGETS)
 	must(t, err)
 	if *state != x.before {
@@ -195,7 +201,7 @@ func TestTopLive(t *testing.T) {
 	x.wantEnd(t, exitOK)
 
 	x = startTop(t, []string{"NO_COLOR=1"}, args...)
-	x.waitFor(t, "tiny-a")
+	x.waitFor(t, "2 entries")
 	if regexp.MustCompile(`\x1b\[[0-9;]*m`).MatchString(x.text()) {
 		t.Errorf("colours in spite of NO_COLOR: %q", x.frame())
 	}
@@ -204,13 +210,13 @@ func TestTopLive(t *testing.T) {
 	x.wantEnd(t, exitOK)
 
 	x = startTop(t, nil, args...)
-	x.waitFor(t, "tiny-a")
+	x.waitFor(t, "2 entries")
 	must(t, x.cmd.Process.Signal(syscall.SIGTERM))
 	x.wantEnd(t, exitOK)
 
 	x = startTop(t, nil, args...)
-	x.waitFor(t, "tiny-a")
+	x.waitFor(t, "2 entries")
 	must(t, d.cmd.Process.Kill())
 	x.wantEnd(t, exitNoDaemon)
-	x.waitFor(t, "overmind-fs mount "+d.dir)
+	wait(t, x.text, "overmind-fs mount "+d.dir)
 }
