@@ -116,6 +116,9 @@ func pipeline(m *schema.Manifest) {
 		m.Dims = append(m.Dims, int64(i+1), 1)
 		m.Tensors = append(m.Tensors, schema.Tensor{Ndim: 1, Dims: uint32(len(m.Dims) - 2)})
 	}
+	// One that is not in the table.
+	m.Storages = append(m.Storages, schema.Storage{Offset: 0, Nbytes: 64})
+	m.StorageNames = append(m.StorageNames, "special")
 	m.Sources = []schema.Source{{Path: "/models/weights.bin", Nbytes: 5 << 20}}
 	m.Distributions = []schema.Distribution{{Name: "torch", Version: "9.9"}, {Name: "xformers"}}
 	m.Listings = []schema.Listing{{Path: "/models", Digest: "abc"}}
@@ -131,7 +134,8 @@ func TestShow(t *testing.T) {
 	for _, want := range []string{
 		`what made the key\n  path +/models/tiny\n`,
 		`components\n  model +3.0 MiB\n`,
-		`the 10 largest tensors of 21 \(all: --all\)\n  half/way +model +1.5 MiB +uint8 +\[2, 786432\]\n  all +model +20 B +uint8 +\[20\]\n`,
+		`the 10 largest tensors of 22 \(all: --all\)\n  half/way +model +1.5 MiB +uint8 +\[2, 786432\] *\n` +
+			`  special +model +64 B +storage *\n  all +model +20 B +uint8 +\[20\] *\n`,
 		`package versions\n  torch +9.9\n  xformers +\(not installed\)\n`,
 		`files that the load opened\n  /models/weights.bin +5.0 MiB +\d{4}-`,
 		`folders that the load looked into\n  /models +abc\n`,
