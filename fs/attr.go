@@ -20,6 +20,7 @@ const (
 	inoStatus
 	inoMetrics
 	inoControl
+	inoEntries
 
 	serialShift = 28
 

@@ -121,6 +121,24 @@ func TestTombstone(t *testing.T) {
 	must(t, f.Run())
 }
 
+// An entry that another process commits in the middle of an "rm -r" stays.
+func TestCommitDuringRemoval(t *testing.T) {
+	m := testMount(t)
+	f := m.fill(t, "a", mib)
+	folder := openFD(t, f.Entry(), unix.O_RDONLY|unix.O_DIRECTORY)
+	must(t, unix.Unlinkat(folder, "structure.pkl", 0))
+	start(t, 0, "fill", m.dir, "a", strconv.FormatInt(mib, 10)).finish()
+	wantErrno(t, unix.Unlinkat(folder, "manifest", 0), syscall.ENOENT) // as in any folder that was replaced
+	must(t, unix.Close(folder))
+	wantErrno(t, unix.Rmdir(f.Entry()), syscall.ENOTEMPTY)
+	got, err := os.ReadFile(fstest.Arena(f.Entry()))
+	must(t, err)
+	if int64(len(got)) != mib {
+		t.Errorf("the new entry has %d bytes", len(got))
+	}
+	must(t, os.RemoveAll(f.Entry()))
+}
+
 func attr(t *testing.T, path, name string) string {
 	t.Helper()
 	buf := make([]byte, 256)

@@ -1,6 +1,10 @@
 package fs
 
-import "context"
+import (
+	"context"
+	"syscall"
+	"time"
+)
 
 // WaitMount makes the mount usable by the process that serves it, see New.
 func (m *Mount) WaitMount() error { return m.server.WaitMount() }
@@ -9,4 +13,20 @@ func (m *Mount) WaitMount() error { return m.server.WaitMount() }
 func (m *Mount) AddPanickingFile(name string) {
 	node := &generatedFile{tree: m.tree, content: func() ([]byte, error) { panic("on purpose") }}
 	m.root.AddChild(name, m.root.NewPersistentInode(context.Background(), node, regular(999)), false)
+}
+
+// PruneAfter makes the kernel forget sooner; false where it cannot be asked to.
+func (m *Mount) PruneAfter(d time.Duration) bool {
+	m.tree.pruner.mu.Lock()
+	defer m.tree.pruner.mu.Unlock()
+	m.tree.pruner.after = d
+	if m.tree.pruner.timer != nil {
+		m.tree.pruner.timer.Reset(d)
+	}
+	return m.root.NotifyPrune(nil) != syscall.ENOSYS
+}
+
+// Nodes counts what the kernel knows of the entries and locks.
+func (m *Mount) Nodes() int {
+	return len(appendTree(nil, m.root.GetChild("pipelines"))) + len(appendTree(nil, m.root.GetChild("locks"))) - 2
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// generatedFile is status.json or metrics: made anew by every open, read past the page cache, size 0 as in /proc.
+// generatedFile is status.json, entries.json or metrics: made anew by every open, read past the page cache, size 0 as in /proc.
 type generatedFile struct {
 	fusefs.Inode
 	tree    *tree

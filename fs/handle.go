@@ -38,6 +38,7 @@ func (h *fileHandle) Fsync(context.Context, uint32) syscall.Errno { return 0 }
 
 func (h *fileHandle) Release(context.Context) syscall.Errno {
 	h.handle.Release()
+	h.tree.pruner.saw(h.handle.File().Entry().ID())
 	return 0
 }
 

@@ -36,10 +36,11 @@ func (j *jsonFile) Open(_ context.Context, flags uint32) (fusefs.FileHandle, uin
 	if flags&syscall.O_ACCMODE != syscall.O_RDONLY {
 		return nil, 0, toErrno(store.ErrReadOnly)
 	}
-	if j.entry.State() != store.Published {
+	m := j.entry.Manifest()
+	if m == nil || j.entry.State() != store.Published {
 		return nil, 0, toErrno(store.ErrNotFound)
 	}
-	data, err := j.entry.Manifest().JSON()
+	data, err := m.JSON()
 	if err != nil {
 		return nil, 0, toErrno(err)
 	}

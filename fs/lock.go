@@ -50,12 +50,14 @@ func (l *lockFile) Open(ctx context.Context, _ uint32) (fusefs.FileHandle, uint3
 	if err != nil {
 		return nil, 0, toErrno(err)
 	}
-	return &lockHandle{handle: h}, 0, 0
+	return &lockHandle{tree: l.tree, id: l.id, handle: h}, 0, 0
 }
 
 // lockHandle tells the store when it is released, also by the death of its holder.
 type lockHandle struct {
 	noFlush
+	tree   *tree
+	id     string
 	handle *store.LockHandle
 }
 
@@ -70,5 +72,6 @@ func (h *lockHandle) Read(context.Context, []byte, int64) (fuse.ReadResult, sysc
 
 func (h *lockHandle) Release(context.Context) syscall.Errno {
 	h.handle.Release()
+	h.tree.pruner.saw(h.id)
 	return 0
 }

@@ -42,6 +42,7 @@ func (l *locksDir) Lookup(ctx context.Context, name string, out *fuse.EntryOut) 
 	node := &lockFile{tree: l.tree, id: name}
 	node.attr(&out.Attr)
 	setTimeouts(out, settled)
+	l.tree.pruner.saw(name)
 	return l.NewInode(ctx, node, regular(lockIno(name))), 0
 }
 

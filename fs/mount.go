@@ -29,6 +29,7 @@ type Options struct {
 	Passthrough bool  // use it if the kernel and the privileges allow it
 	FDPassing   bool  // hand out arenas over a socket
 	HugePages   error // why the store has none
+	Pressure    error // why nobody tells the store of memory pressure
 	Debug       bool  // log every request
 }
 
@@ -47,8 +48,10 @@ func New(opts Options) (*Mount, error) {
 	t := &tree{
 		store: opts.Store, log: opts.Logger, version: opts.Version, mountedAt: opts.Dir, started: time.Now(),
 		owner:  store.Caller{UID: opts.UID, GID: opts.GID},
-		shared: opts.AllowOther, hugePages: active(opts.HugePages),
+		shared: opts.AllowOther, hugePages: active(opts.HugePages), pressure: active(opts.Pressure),
 	}
+	t.metrics = newMetrics(t)
+	t.pruner = &pruner{after: pruneAfter, seen: map[string]time.Time{}}
 	root := os.Geteuid() == 0
 	if !root {
 		if _, err := fusermount(); err != nil {
@@ -105,6 +108,7 @@ func New(opts Options) (*Mount, error) {
 	go func() {
 		defer close(m.done)
 		defer m.closeSocket()
+		defer t.pruner.stop()
 		server.Serve()
 	}()
 	// server.WaitMount is not called on purpose. INIT has been answered, so there is nothing to wait for, and it opens a

@@ -10,12 +10,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 
 	overmindfs "overmind-fs/fs"
@@ -42,7 +45,7 @@ func wantErrno(t *testing.T, err error, want syscall.Errno) {
 // eventually waits for what the kernel tells the daemon late, such as RELEASE.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not reached: %s", what)
 		}
@@ -74,13 +77,18 @@ type mounted struct {
 	log   *safeBuffer
 }
 
+func needFUSE(t *testing.T) {
+	t.Helper()
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("FUSE cannot be used: %v", err)
+	}
+	_ = f.Close()
+}
+
 func testMount(t *testing.T, change ...func(*overmindfs.Options, *store.Options)) *mounted {
 	t.Helper()
-	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
-		t.Skipf("FUSE cannot be used: %v", err)
-	} else {
-		_ = f.Close()
-	}
+	needFUSE(t)
 	// Not t.TempDir: other users have to reach it.
 	dir, err := os.MkdirTemp("", "overmind-test-")
 	must(t, err)
@@ -235,6 +243,20 @@ func TestStatusAndMetrics(t *testing.T) {
 	if got := m.metric(t, "hits_total"); got != "1" {
 		t.Errorf("hits %s", got)
 	}
+	before := m.metric(t, "misses_total")
+	_, err = os.Stat(m.path("pipelines", "absent"))
+	wantErrno(t, err, syscall.ENOENT)
+	if got := m.metric(t, "misses_total"); got == before {
+		t.Errorf("misses %s before and after one", got)
+	}
+	if got := m.metric(t, "fill_bytes_total"); got == "0" {
+		t.Errorf("no bytes were filled")
+	}
+	problems, err := testutil.GatherAndLint(m.Metrics())
+	must(t, err)
+	for _, p := range problems {
+		t.Errorf("metric %s: %s", p.Metric, p.Text)
+	}
 	if got := m.metric(t, `fills_total{result="committed"}`); got != "1" {
 		t.Errorf("fills %s", got)
 	}
@@ -253,6 +275,48 @@ func TestStatusAndMetrics(t *testing.T) {
 	if out, err := exec.Command("cp", filepath.Join(f.Entry(), "manifest.json"), os.DevNull).CombinedOutput(); err != nil {
 		t.Errorf("cp: %v: %s", err, out)
 	}
+}
+
+// One file tells of all entries what their manifests and attributes say.
+func TestEntriesList(t *testing.T) {
+	m := testMount(t)
+	list := func() []overmindfs.Listed {
+		t.Helper()
+		text, err := os.ReadFile(m.path(overmindfs.EntriesName))
+		must(t, err)
+		var out []overmindfs.Listed
+		must(t, json.Unmarshal(text, &out))
+		return out
+	}
+	if got := list(); got == nil || len(got) != 0 {
+		t.Errorf("of no entries: %v", got)
+	}
+	m.fill(t, "b", 2*mib)
+	a := m.fill(t, "a", mib)
+	must(t, unix.Setxattr(a.Entry(), overmindfs.AttrPinned, []byte("1"), 0))
+	_, err := os.ReadFile(filepath.Join(a.Entry(), "structure.pkl"))
+	must(t, err)
+	c := start(t, 0, "open", fstest.Arena(a.Entry()))
+	c.line()
+	must(t, fstest.Fill{Root: m.dir, ID: "staged", Size: mib}.Stage())
+	got := list()
+	if len(got) != 2 || got[0].ID != "a" || got[1].ID != "b" {
+		t.Fatalf("got %+v", got)
+	}
+	used, err := strconv.ParseInt(attr(t, a.Entry(), "last_use"), 10, 64)
+	must(t, err)
+	bytes, err := strconv.ParseUint(attr(t, a.Entry(), "bytes"), 10, 64)
+	must(t, err)
+	want := overmindfs.Listed{
+		ID: "a", ClassName: "test.Model", ModelName: "tiny", Loader: "test.load", CreatedNS: 1, FillSeconds: 2.5,
+		UID: uint32(os.Geteuid()), Bytes: bytes, StructureNbytes: fstest.StructureNbytes,
+		Arenas: []store.ArenaSize{{Name: fstest.ArenaName, Bytes: uint64(mib)}},
+		Pinned: true, Hits: 1, Leases: 1, LeasePIDs: []int{c.cmd.Process.Pid}, LastUse: used,
+	}
+	if !reflect.DeepEqual(got[0], want) {
+		t.Errorf("got %+v\nwant %+v", got[0], want)
+	}
+	c.finish()
 }
 
 func TestPanicBecomesEIO(t *testing.T) {

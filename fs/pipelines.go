@@ -38,8 +38,10 @@ func (p *pipelinesDir) Getattr(_ context.Context, _ fusefs.FileHandle, out *fuse
 func (p *pipelinesDir) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
 	e, err := p.tree.store.Published(name)
 	if err != nil {
+		p.tree.misses.Add(1)
 		return nil, toErrno(err)
 	}
+	p.tree.pruner.saw(name)
 	return newEntryDir(ctx, &p.Inode, p.tree, e, out), 0
 }
 

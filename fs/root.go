@@ -24,6 +24,7 @@ func newRoot(t *tree, control string) *rootDir { return &rootDir{dir{tree: t}, c
 // OnAdd builds the fixed part of the tree.
 func (r *rootDir) OnAdd(ctx context.Context) {
 	status := &generatedFile{tree: r.tree, content: r.tree.statusJSON}
+	entries := &generatedFile{tree: r.tree, content: r.tree.entriesJSON}
 	metrics := &generatedFile{tree: r.tree, content: r.tree.metricsText}
 	for name, c := range map[string]struct {
 		node fusefs.InodeEmbedder
@@ -33,10 +34,12 @@ func (r *rootDir) OnAdd(ctx context.Context) {
 		"staging":     {&stagingDir{dir{tree: r.tree}}, folder(inoStaging)},
 		"locks":       {&locksDir{dir{tree: r.tree}}, folder(inoLocks)},
 		"status.json": {status, regular(inoStatus)},
+		EntriesName:   {entries, regular(inoEntries)},
 		"metrics":     {metrics, regular(inoMetrics)},
 	} {
 		r.AddChild(name, r.NewPersistentInode(ctx, c.node, c.attr), false)
 	}
+	r.tree.pruner.watch(r.GetChild("pipelines"), r.GetChild("locks"))
 	if r.control != "" {
 		attr := fusefs.StableAttr{Mode: syscall.S_IFLNK, Ino: inoControl}
 		r.AddChild("control", r.NewPersistentInode(ctx, &controlLink{tree: r.tree, path: r.control}, attr), false)

@@ -74,5 +74,6 @@ func (s *stagingDir) Rename(ctx context.Context, name string, newParent fusefs.I
 		return toErrno(errArgument)
 	}
 	err := s.tree.store.Commit(context.WithoutCancel(ctx), name, callerOf(ctx), flags&unix.RENAME_NOREPLACE != 0)
+	s.tree.pruner.saw(name)
 	return toErrno(err)
 }

@@ -24,16 +24,19 @@ type Status struct {
 	Passthrough feature                 `json:"passthrough"`
 	FDPassing   feature                 `json:"fd_passing"`
 	HugePages   StatusHugePages         `json:"huge_pages"`
+	Pressure    StatusPressure          `json:"pressure"`
 	Fills       StatusFills             `json:"fills"`
 	Evictions   map[store.Reason]uint64 `json:"evictions"`
 	Refused     uint64                  `json:"refused"` // requests that did not fit
 	Hits        uint64                  `json:"hits"`
+	Misses      uint64                  `json:"misses"` // lookups of entries that were not there
 }
 
-// StatusLimits are the configured limits; MaxEntries 0 is none.
+// StatusLimits are the configured limits; 0 is none.
 type StatusLimits struct {
-	MaxBytes   uint64 `json:"max_bytes"`
-	MaxEntries int    `json:"max_entries"`
+	MaxBytes   uint64  `json:"max_bytes"`
+	MaxEntries int     `json:"max_entries"`
+	TTLS       float64 `json:"ttl_s"` // seconds
 }
 
 // StatusBytes are totals; Pinned is part of Cached.
@@ -50,6 +53,10 @@ type StatusFills struct {
 	Committed uint64 `json:"committed"`
 	Failed    uint64 `json:"failed"`
 	Staging   int    `json:"staging"` // under way now
+
+	// Of the committed ones: their sizes, and what the uncached loads took, in seconds.
+	Bytes uint64  `json:"bytes"`
+	LoadS float64 `json:"load_s"`
 }
 
 // StatusHugePages says whether new arenas get huge pages and how many published ones have them.
@@ -59,24 +66,33 @@ type StatusHugePages struct {
 	HugeArenas int `json:"huge_arenas"`
 }
 
+// StatusPressure says whether memory pressure evicts idle entries, and how often there was some.
+type StatusPressure struct {
+	feature
+	Events uint64 `json:"events"`
+}
+
 func (t *tree) status() Status {
 	s := t.store.Stats()
 	return Status{
 		Version: t.version, Mount: t.mountedAt, PID: os.Getpid(), UID: t.owner.UID,
 		UptimeS:     time.Since(t.started).Seconds(),
-		Limits:      StatusLimits{s.MaxBytes, s.MaxEntries},
+		Limits:      StatusLimits{s.MaxBytes, s.MaxEntries, s.TTL.Seconds()},
 		Bytes:       StatusBytes{s.CachedBytes, s.StagingBytes, s.DrainingBytes, s.PinnedBytes},
 		Entries:     s.Entries,
 		Leases:      s.Leases,
 		Passthrough: t.passthrough,
 		FDPassing:   t.fdPassing,
 		HugePages:   StatusHugePages{t.hugePages, s.Arenas, s.HugeArenas},
+		Pressure:    StatusPressure{t.pressure, s.Counters.PressureEvents},
 		Fills: StatusFills{
 			s.Counters.FillsStarted, s.Counters.FillsCommitted, s.Counters.FillsFailed, s.Stagings,
+			s.Counters.FilledBytes, s.Counters.FillSeconds,
 		},
 		Evictions: s.Counters.Evictions,
 		Refused:   s.Counters.Refused,
 		Hits:      s.Counters.Hits,
+		Misses:    t.misses.Load(),
 	}
 }
 

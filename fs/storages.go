@@ -81,6 +81,9 @@ func (d *storagesDir) Create(context.Context, string, uint32, uint32, *fuse.Entr
 
 func (d *storagesDir) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
 	m := d.entry.Manifest()
+	if m == nil {
+		return nil, toErrno(store.ErrNotFound)
+	}
 	n, err := windowIndex(m, name)
 	if err == nil && !d.entry.Shows(store.StoragesName, name) {
 		err = store.ErrNotFound
@@ -99,6 +102,9 @@ func (d *storagesDir) Lookup(ctx context.Context, name string, out *fuse.EntryOu
 
 func (d *storagesDir) Readdir(context.Context) (fusefs.DirStream, syscall.Errno) {
 	m := d.entry.Manifest()
+	if m == nil {
+		return listing(nil)
+	}
 	whole := d.entry.State() == store.Published
 	var out []fuse.DirEntry
 	for n := range windows(m) {

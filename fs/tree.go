@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"overmind-fs/fs/store"
 )
 
@@ -21,10 +23,16 @@ type tree struct {
 	passthrough feature
 	fdPassing   feature
 	hugePages   feature
+	pressure    feature
+
+	metrics *prometheus.Registry
+	pruner  *pruner
 
 	// Requests for arena bytes that the daemon served itself; with passthrough there are none.
 	arenaReads  atomic.Uint64
 	arenaWrites atomic.Uint64
+
+	misses atomic.Uint64 // lookups of entries that are not there
 }
 
 // feature is a fast path that depends on the kernel and on privileges.

@@ -13,20 +13,38 @@ import (
 
 // parseBudget reads a number of bytes ("16GiB", "8g", "1000000") or a share of the memory ("50%").
 func parseBudget(s string) (uint64, error) {
-	if share, ok := strings.CutSuffix(strings.TrimSpace(s), "%"); ok {
-		percent, err := strconv.ParseFloat(strings.TrimSpace(share), 64)
-		if err != nil || math.IsNaN(percent) || percent <= 0 || percent > 100 {
-			return 0, fmt.Errorf("%q is not a share between 0%% and 100%%", s)
+	if strings.HasSuffix(strings.TrimSpace(s), "%") {
+		share, err := parseShare(s)
+		if err != nil {
+			return 0, err
 		}
 		total, err := store.TotalMemory()
 		if err != nil {
 			return 0, err
 		}
-		return uint64(float64(total) * percent / 100), nil
+		return uint64(float64(total) * share), nil
 	}
 	n, err := humanize.ParseBytes(s)
 	if err != nil || n == 0 || n > math.MaxInt64 {
 		return 0, fmt.Errorf("%q is not a size such as 16GiB or 50%%", s)
 	}
 	return n, nil
+}
+
+// parsePressure reads a share of the time; "off" is 0.
+func parsePressure(s string) (float64, error) {
+	if s == "off" {
+		return 0, nil
+	}
+	return parseShare(s)
+}
+
+// parseShare reads a percentage above 0.
+func parseShare(s string) (float64, error) {
+	number, ok := strings.CutSuffix(strings.TrimSpace(s), "%")
+	percent, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+	if !ok || err != nil || math.IsNaN(percent) || percent <= 0 || percent > 100 {
+		return 0, fmt.Errorf("%q is not a share between 0%% and 100%%", s)
+	}
+	return percent / 100, nil
 }

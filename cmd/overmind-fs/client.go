@@ -143,6 +143,9 @@ func (a attributes) leasedBy() string {
 
 // readEntries reads all entries and leaves out those that go in the meantime.
 func readEntries(root string) ([]*entry, error) {
+	if all, err := listedEntries(root); !errors.Is(err, os.ErrNotExist) {
+		return all, err
+	}
 	ids, err := entryIDs(root)
 	if err != nil {
 		return nil, err

@@ -9,14 +9,17 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 
 	"github.com/dustin/go-humanize"
-	"golang.org/x/sys/unix"
 
 	overmindfs "overmind-fs/fs"
 	"overmind-fs/fs/store"
 )
+
+// gcPercent is low because what the daemon allocates is little, and what it keeps is taken from the cache.
+const gcPercent = 50
 
 // Run mounts and serves until ctx ends or somebody unmounts.
 func (o MountOptions) Run(ctx context.Context) error {
@@ -33,18 +36,28 @@ func (o MountOptions) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	raiseFileLimit(logger)
+	maxFiles := raiseFileLimit(logger)
+	debug.SetGCPercent(gcPercent)
+	metrics, err := o.listenMetrics()
+	if err != nil {
+		return err
+	}
+	defer metrics.close()
+	watcher, pressureErr := o.watchPressure()
+	defer watcher.Close()
 
 	calls := store.NewOS()
 	hugeErr := store.ProbeHugePages(calls)
 	s := store.New(store.Options{
-		MaxBytes: o.MaxBytes, MaxEntries: o.MaxEntries, HugePages: hugeErr == nil, OS: calls, Logger: logger,
+		MaxBytes: o.MaxBytes, MaxEntries: o.MaxEntries, MaxFiles: maxFiles, TTL: o.TTL,
+		HugePages: hugeErr == nil, OS: calls, Logger: logger,
 	})
 	defer s.Close()
 	m, err := overmindfs.New(overmindfs.Options{
 		Dir: dir, Store: s, Logger: logger, Version: buildVersion(),
 		UID: uid, GID: gid, AllowOther: o.AllowOther, Served: o.User != "",
-		Passthrough: o.Passthrough, FDPassing: o.FDPassing, HugePages: hugeErr, Debug: o.LogLevel < slog.LevelDebug,
+		Passthrough: o.Passthrough, FDPassing: o.FDPassing, HugePages: hugeErr, Pressure: pressureErr,
+		Debug: o.LogLevel < slog.LevelDebug,
 	})
 	if err != nil {
 		return err
@@ -54,7 +67,11 @@ func (o MountOptions) Run(ctx context.Context) error {
 		"max_bytes", humanize.IBytes(o.MaxBytes),
 		"passthrough", st.Passthrough.Active, "passthrough_reason", st.Passthrough.Reason,
 		"fd_passing", st.FDPassing.Active, "fd_passing_reason", st.FDPassing.Reason,
-		"huge_pages", st.HugePages.Active, "huge_pages_reason", st.HugePages.Reason)
+		"huge_pages", st.HugePages.Active, "huge_pages_reason", st.HugePages.Reason,
+		"pressure", st.Pressure.Active, "pressure_reason", st.Pressure.Reason, "metrics", metrics.addr())
+	metrics.serve(m.Metrics(), logger)
+	stop := housekeep(ctx, s, watcher, logger)
+	defer stop()
 	readyPipe().ready()
 
 	select {
@@ -103,19 +120,6 @@ func (o MountOptions) logger() (*slog.Logger, func(), error) {
 		return slog.New(slog.NewJSONHandler(out, options)), closeLog, nil
 	}
 	return slog.New(slog.NewTextHandler(out, options)), closeLog, nil
-}
-
-// raiseFileLimit takes all file descriptors that this process may have: each file of an entry is one.
-func raiseFileLimit(logger *slog.Logger) {
-	var limit unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		logger.Warn("the limit of open files is unknown", "error", err)
-		return
-	}
-	limit.Cur = limit.Max
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
-		logger.Warn("the limit of open files cannot be raised", "error", err)
-	}
 }
 
 // prepareMountPoint returns the absolute path of an empty folder that nothing is mounted on, after it has detached

@@ -26,6 +26,8 @@ const (
 	holdEnv = "OVERMIND_TEST_HOLD"
 	// openEnv makes it a client that opens the named file, and closes it when its input ends.
 	openEnv = "OVERMIND_TEST_OPEN"
+	// walkEnv makes it a process that reads the named file over and over, until its input ends.
+	walkEnv = "OVERMIND_TEST_WALK"
 )
 
 func TestMain(m *testing.M) {
@@ -42,6 +44,13 @@ func TestMain(m *testing.M) {
 	}
 	if path := os.Getenv(openEnv); path != "" {
 		if err := holdOpen(path); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if path := os.Getenv(walkEnv); path != "" {
+		if err := walk(path); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
@@ -146,10 +155,27 @@ type daemon struct {
 // startDaemon mounts dir and waits until the mount answers.
 func startDaemon(t *testing.T, dir string, args ...string) *daemon {
 	t.Helper()
+	return startDaemonIn(t, nil, dir, args...)
+}
+
+// startDaemonIn does so in a cgroup, if there is one.
+func startDaemonIn(t *testing.T, group *fstest.Cgroup, dir string, args ...string) *daemon {
+	t.Helper()
+	if group == nil {
+		return startPrepared(t, func(*exec.Cmd) error { return nil }, dir, args...)
+	}
+	return startPrepared(t, group.Contain, dir, args...)
+}
+
+// startPrepared does so with a command that was changed.
+func startPrepared(t *testing.T, change func(*exec.Cmd) error, dir string, args ...string) *daemon {
+	t.Helper()
 	needFUSE(t)
 	d := &daemon{dir: dir, stderr: &bytes.Buffer{}, ended: make(chan error, 1)}
-	d.cmd = command(append([]string{"mount", "--max-bytes", "64MiB", dir}, args...)...)
+	// Nothing goes because the machine that runs the tests is short of memory, unless a test is about that.
+	d.cmd = command(append([]string{"mount", "--max-bytes", "64MiB", "--pressure", "off", dir}, args...)...)
 	d.cmd.Stderr = d.stderr
+	must(t, change(d.cmd))
 	must(t, d.cmd.Start())
 	go func() { d.ended <- d.cmd.Wait() }()
 	t.Cleanup(func() {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/urfave/cli/v2"
 )
@@ -19,6 +20,9 @@ func cmdMount() *cli.Command {
 			&cli.BoolFlag{Name: "allow-other", Usage: "let every user use the mount"},
 			&cli.StringFlag{Name: "max-bytes", Value: "50%", Usage: "budget: a `SIZE` such as 16GiB, or a share of the memory such as 50%"},
 			&cli.IntFlag{Name: "max-entries", Usage: "keep at most `N` entries (0: no limit)"},
+			&cli.DurationFlag{Name: "ttl", Usage: "evict entries that nobody has used for `DURATION`, such as 12h (0: never)"},
+			&cli.StringFlag{Name: "pressure", Value: "10%", Usage: "evict idle entries when processes wait for memory during this `SHARE` of the time, or off"},
+			&cli.StringFlag{Name: "metrics-addr", Usage: "also serve the metrics by HTTP on `HOST:PORT`, under /metrics"},
 			&cli.StringFlag{Name: "passthrough", Value: "auto", Usage: "let the kernel serve arenas itself: auto or off"},
 			&cli.StringFlag{Name: "fd-passing", Value: "auto", Usage: "hand arenas to clients over a socket: auto or off"},
 			&cli.StringFlag{Name: "log-level", Value: "info", Usage: "debug, info, warn or error"},
@@ -45,6 +49,9 @@ type MountOptions struct {
 	AllowOther  bool
 	MaxBytes    uint64
 	MaxEntries  int
+	TTL         time.Duration // 0: entries do not expire
+	Pressure    float64       // share of the time, 0: not watched
+	MetricsAddr string        // "": not served by HTTP
 	Passthrough bool
 	FDPassing   bool
 	LogLevel    slog.Level
@@ -59,9 +66,13 @@ func mountOptionsOf(c *cli.Context) (MountOptions, error) {
 	}
 	o := MountOptions{
 		Dir: c.Args().First(), User: c.String("user"), AllowOther: c.Bool("allow-other"),
-		MaxEntries: c.Int("max-entries"), LogFile: c.String("log-file"), Background: c.Bool("background"),
+		MaxEntries: c.Int("max-entries"), TTL: c.Duration("ttl"), MetricsAddr: c.String("metrics-addr"),
+		LogFile: c.String("log-file"), Background: c.Bool("background"),
 	}
 	var err error
+	if o.Pressure, err = parsePressure(c.String("pressure")); err != nil {
+		return o, usageError{fmt.Sprintf("--pressure: %v", err)}
+	}
 	if o.MaxBytes, err = parseBudget(c.String("max-bytes")); err != nil {
 		return o, usageError{fmt.Sprintf("--max-bytes: %v", err)}
 	}
@@ -89,6 +100,9 @@ func mountOptionsOf(c *cli.Context) (MountOptions, error) {
 func (o MountOptions) Validate() error {
 	if o.MaxEntries < 0 {
 		return usageError{fmt.Sprintf("--max-entries must not be negative: %d", o.MaxEntries)}
+	}
+	if o.TTL < 0 {
+		return usageError{fmt.Sprintf("--ttl must not be negative: %v", o.TTL)}
 	}
 	if o.User != "" && os.Geteuid() != 0 {
 		return usageError{"--user is for root, who mounts for somebody else; without root, just leave it out"}

@@ -41,7 +41,8 @@ func TestUsageErrors(t *testing.T) {
 	for _, args := range [][]string{
 		{"mount"}, {"mount", "a", "b"}, {"mount", "a", "--max-bytes", "many"}, {"mount", "a", "--max-bytes", "0"},
 		{"mount", "a", "--max-bytes", "101%"}, {"mount", "a", "--max-entries", "-1"}, {"mount", "a", "--passthrough", "x"},
-		{"mount", "a", "--fd-passing", "x"},
+		{"mount", "a", "--fd-passing", "x"}, {"mount", "a", "--ttl", "soon"}, {"mount", "a", "--ttl", "-1s"},
+		{"mount", "a", "--pressure", "0%"}, {"mount", "a", "--pressure", "101%"}, {"mount", "a", "--pressure", "10"},
 		{"mount", "a", "--log-level", "loud"}, {"mount", "a", "--log-format", "xml"}, {"mount", "a", "--nonsense"},
 		{"mount", "a", "--user", "root", "--allow-other"},
 		{"nonsense"}, {"ls", "--sort", "x"}, {"evict"}, {"evict", "--all", "x"}, {"show"}, {"umount"}, {"pin"},
@@ -92,6 +93,24 @@ func TestFlagsMayFollowArguments(t *testing.T) {
 	}
 }
 
+// Without passthrough too, where the daemon serves what is open.
+func TestSignalsWithOpenFiles(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		d := startDaemon(t, t.TempDir(), "--passthrough", "off")
+		f := fill(t, d.dir, "a")
+		var clients []*client
+		for _, name := range []string{"manifest", "structure.pkl", "tensors/" + fstest.ArenaName, "storages/0.all"} {
+			clients = append(clients, startClientAs(t, openEnv, filepath.Join(f.Entry(), name)))
+		}
+		clients = append(clients, startClientAs(t, openEnv, filepath.Join(d.dir, "locks", "a")))
+		must(t, d.cmd.Process.Signal(sig))
+		d.wantExit(t, exitOK)
+		for _, c := range clients {
+			c.wantSame(t) // closing works after the daemon
+		}
+	}
+}
+
 // Each signal unmounts and ends the daemon with 0, also while a client has files open and mapped; its mapping lives on.
 func TestSignals(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
@@ -119,11 +138,37 @@ func TestSignals(t *testing.T) {
 }
 
 func TestUnmountedByOthers(t *testing.T) {
-	for _, lazy := range []bool{false, true} {
-		d := startDaemon(t, t.TempDir())
-		fill(t, d.dir, "a")
-		must(t, overmindfs.Detach(d.dir, lazy))
-		d.wantExit(t, exitOK)
+	for command, lazy := range map[string]bool{
+		"umount": false, "umount -l": true, "fusermount3 -u": false, "fusermount3 -u -z": true,
+	} {
+		t.Run(command, func(t *testing.T) {
+			args := strings.Fields(command)
+			if _, err := exec.LookPath(args[0]); err != nil {
+				t.Skip(err)
+			}
+			d := startDaemon(t, t.TempDir())
+			f := fill(t, d.dir, "a")
+			var c *client
+			if lazy {
+				c = startClientAs(t, openEnv, fstest.Arena(f.Entry()))
+			}
+			must(t, retried(args, d.dir))
+			if lazy {
+				c.wantSame(t) // the mount goes with the last file that is closed
+			}
+			d.wantExit(t, exitOK)
+		})
+	}
+}
+
+// retried runs an unmount command until it succeeds: a file that was just closed keeps the mount busy for a moment.
+func retried(args []string, dir string) error {
+	for try := 0; ; try++ {
+		err := exec.Command(args[0], append(args[1:], dir)...).Run()
+		if err == nil || try == 100 {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 

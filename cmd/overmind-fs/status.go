@@ -71,6 +71,7 @@ func printStatus(w io.Writer, s overmindfs.Status) error {
 	line("fd passing", "%s", activity(s.FDPassing.Active, s.FDPassing.Reason))
 	line("huge pages", "%s, on %d of %d arenas", activity(s.HugePages.Active, s.HugePages.Reason),
 		s.HugePages.HugeArenas, s.HugePages.Arenas)
+	line("pressure", "%s, %d events", activity(s.Pressure.Active, s.Pressure.Reason), s.Pressure.Events)
 	return t.Flush()
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -118,15 +117,13 @@ func readSample(root string) (*sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	ids, err := entryIDs(root)
+	entries, err := readEntries(root)
 	if err != nil {
 		return nil, err
 	}
 	s := &sample{at: time.Now(), status: status, entries: map[string]attributes{}}
-	for _, id := range ids {
-		if a, err := readAttributes(filepath.Join(pipelinesOf(root), id)); err == nil {
-			s.entries[id] = a // the others went in the meantime
-		}
+	for _, e := range entries {
+		s.entries[e.id] = e.attributes
 	}
 	return s, nil
 }

@@ -31,7 +31,7 @@ func (s *Store) reserve(n uint64, look bool, what string) error {
 		if err != nil {
 			s.log.Warn("free memory is unknown", "error", err)
 		} else if m := shortfall(n+s.pending+memoryMargin, room); m > missing {
-			missing, cause = m, "free memory"
+			missing, cause = m, fmt.Sprintf("free memory, %s are left", humanize.IBytes(room))
 		}
 	}
 	if missing == 0 {
@@ -56,15 +56,34 @@ func (s *Store) refuse(n uint64, what, cause string, evictable uint64) error {
 		"max_bytes", humanize.IBytes(s.opts.MaxBytes), "cached", humanize.IBytes(s.bytes[inCache]),
 		"staging", humanize.IBytes(s.bytes[inStaging]), "draining", humanize.IBytes(s.bytes[inDraining]),
 		"evictable", humanize.IBytes(evictable))
-	return fmt.Errorf("%w for %s (%s)", ErrNoSpace, humanize.IBytes(n), cause)
+	return fmt.Errorf("%w for %s (%s): %s of %s are in use, %s could be evicted", ErrNoSpace, humanize.IBytes(n), cause,
+		humanize.IBytes(s.used()), humanize.IBytes(s.opts.MaxBytes), humanize.IBytes(evictable))
 }
 
-// victims returns the entries that would be evicted next, least recently used first, until enough(bytes, entries)
-// says that they suffice, and the bytes they would free. Pinned and leased entries are never among them.
-func (s *Store) victims(enough func(sum uint64, n int) bool) ([]*Entry, uint64) {
+// reserveFile makes room for one more file under MaxFiles.
+func (s *Store) reserveFile() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.opts.MaxFiles == 0 {
+		return nil
+	}
+	for len(s.files) >= s.opts.MaxFiles {
+		idle := s.idle()
+		if len(idle) == 0 {
+			s.counters.Refused++
+			s.log.Warn("too many files are open, nothing was evicted", "files", len(s.files), "max_files", s.opts.MaxFiles)
+			return fmt.Errorf("%w for one more of %d files", ErrNoSpace, s.opts.MaxFiles)
+		}
+		s.evict(idle[0], ReasonMaxFiles)
+	}
+	return nil
+}
+
+// idle returns the entries that may be evicted, those that are neither pinned nor leased, least recently used first.
+func (s *Store) idle() []*Entry {
 	var idle []*Entry
 	for _, e := range s.entries {
-		if !e.pinned && !e.leased() {
+		if e.idle() {
 			idle = append(idle, e)
 		}
 	}
@@ -75,16 +94,30 @@ func (s *Store) victims(enough func(sum uint64, n int) bool) ([]*Entry, uint64) 
 		}
 		return a.serial < b.serial
 	})
+	return idle
+}
+
+// victims returns the idle entries that would be evicted next, until enough(bytes, entries) says that they suffice, and
+// the bytes they would free.
+func (s *Store) victims(enough func(sum uint64, n int) bool) ([]*Entry, uint64) {
+	idle := s.idle()
 	var sum uint64
 	for i, e := range idle {
 		if enough(sum, i) {
 			return idle[:i], sum
 		}
-		e.allFiles(func(f *File) {
-			if len(f.handles) == 0 {
-				sum += f.bytes // what is open stays, as draining
-			}
-		})
+		sum += e.freeable()
 	}
 	return idle, sum
+}
+
+// freeable is how many bytes come back at once when the entry goes: what is open stays, as draining.
+func (e *Entry) freeable() uint64 {
+	var sum uint64
+	e.allFiles(func(f *File) {
+		if len(f.handles) == 0 {
+			sum += f.bytes
+		}
+	})
+	return sum
 }

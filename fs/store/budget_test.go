@@ -50,9 +50,19 @@ func TestWhatDoesNotFitEvictsNothing(t *testing.T) {
 	defer h.Release()
 	for _, size := range []uint64{7 * mib, 11 * mib, 1 << 62, 1<<63 - 1} {
 		wantErr(t, f.Truncate(size), ErrNoSpace)
+		if got := allocated(t, h.FD()); got != 0 {
+			t.Errorf("%d bytes are allocated for what was refused", got)
+		}
+	}
+	err = f.Truncate(7 * mib)
+	wantErr(t, err, ErrNoSpace)
+	for _, words := range []string{"7.0 MiB", "budget", "8.0 MiB of 10 MiB are in use", "4.0 MiB could be evicted"} {
+		if !strings.Contains(err.Error(), words) {
+			t.Errorf("%q does not say %q", err, words)
+		}
 	}
 	fx.wantEntries("a", "b")
-	if s := fx.Stats(); s.StagingBytes != 0 || s.Counters.Refused != 4 {
+	if s := fx.Stats(); s.StagingBytes != 0 || s.Counters.Refused != 5 {
 		t.Errorf("stats %+v", s)
 	}
 	for _, word := range []string{"does not fit", "big/model.safetensors", "7.0 MiB", "evictable"} {
@@ -77,10 +87,38 @@ func TestFreeMemoryCounts(t *testing.T) {
 	must(t, err)
 	defer h.Release()
 	room = memoryMargin + 2*mib
-	wantErr(t, f.Truncate(8*mib), ErrNoSpace) // a would free 4 of the missing 6
+	err = f.Truncate(8 * mib) // a would free 4 of the missing 6
+	wantErr(t, err, ErrNoSpace)
+	if !strings.Contains(err.Error(), "free memory, 66 MiB are left") {
+		t.Error(err)
+	}
 	fx.wantEntries("a")
 	must(t, f.Truncate(5*mib))
 	fx.wantEntries()
+}
+
+// The system's limit of open files is one of the cache, not one of its clients.
+func TestMaxFiles(t *testing.T) {
+	fx := newFixture(t, 64*mib, func(o *Options) { o.MaxFiles = 9 })
+	a := fx.fill("a", mib, alice)
+	fx.fill("b", mib, alice)
+	fx.fill("c", mib, alice)
+	a.Hit()
+	fx.fill("d", mib, alice)
+	fx.wantEntries("a", "c", "d")
+	if s := fx.Stats(); s.Counters.Evictions[ReasonMaxFiles] != 1 {
+		t.Errorf("stats %+v", s)
+	}
+	for _, id := range fx.PublishedIDs() {
+		e, err := fx.Published(id)
+		must(t, err)
+		must(t, e.SetPinned(alice, true))
+	}
+	e, err := fx.Begin("e", alice)
+	must(t, err)
+	_, _, err = e.CreateBlob(ManifestName, alice)
+	wantErr(t, err, ErrNoSpace)
+	fx.wantEntries("a", "c", "d")
 }
 
 func TestUnknownFreeMemoryIsNoReasonToRefuse(t *testing.T) {

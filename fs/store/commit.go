@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,24 +21,13 @@ func (s *Store) Commit(ctx context.Context, id string, c Caller, noReplace bool)
 	if err != nil {
 		return fmt.Errorf("commit %s: %w", id, err)
 	}
+	defer s.endCommit(e, files)
 	m, err := s.prepare(ctx, e, files)
-
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	defer func() {
-		for _, f := range files {
-			f.unref()
-		}
-	}()
-	e.committing = false
 	if err == nil {
 		err = s.publish(e, m, c, noReplace)
 	}
 	if err != nil {
 		s.log.Warn("commit refused", "entry", id, "error", err)
-		if e.abandoned && e.state == Staging {
-			s.drop(e, "its filler let go of the lock")
-		}
 		return fmt.Errorf("commit %s: %w", id, err)
 	}
 	return nil
@@ -73,6 +63,19 @@ func (s *Store) beginCommit(id string, c Caller, noReplace bool) (*Entry, []*Fil
 	}
 	e.committing = true
 	return e, files, nil
+}
+
+// endCommit undoes what beginCommit did, however the commit went.
+func (s *Store) endCommit(e *Entry, files []*File) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range files {
+		f.unref()
+	}
+	e.committing = false
+	if e.abandoned && e.state == Staging {
+		s.drop(e, "its filler let go of the lock")
+	}
 }
 
 func (s *Store) mayReplace(e *Entry, c Caller, noReplace bool) error {
@@ -168,25 +171,11 @@ func (s *Store) readManifest(e *Entry) (*schema.Manifest, error) {
 			return nil, fmt.Errorf("%w: no %s", ErrIncomplete, name)
 		}
 	}
-	m, err := decodeFile(manifest)
+	m, err := decodeManifest(manifest.fd, manifest.Size())
 	if err != nil {
 		return nil, err
 	}
 	return m, m.Validate(schema.Files{ID: e.id, Arenas: arenas, StructureNbytes: structure.Size()})
-}
-
-// decodeFile decodes a manifest from a mapping, so that a large one does not take its size once more.
-func decodeFile(f *File) (*schema.Manifest, error) {
-	size := f.Size()
-	if size == 0 {
-		return nil, fmt.Errorf("%w: empty", schema.ErrMalformed)
-	}
-	buf, err := unix.Mmap(f.fd, 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map manifest: %w", err)
-	}
-	defer func() { _ = unix.Munmap(buf) }()
-	return schema.Decode(buf)
 }
 
 // sealFile seals one file, waiting for mappings of closed handles to go away, and reads the seals back.
@@ -220,6 +209,8 @@ func (s *Store) sealFile(ctx context.Context, f *File, deadline time.Time) error
 
 // publish puts the entry in place.
 func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.staging[e.id] != e {
 		return ErrNotFound // dropped while it was sealed
 	}
@@ -227,29 +218,60 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 		return err
 	}
 	old := s.entries[e.id]
-	if old == nil {
+	stale := s.superseded(e, factsOf(m))
+	switch {
+	case old == nil && len(stale) == 0:
 		if err := s.reserveEntry(); err != nil {
 			return err
 		}
-	} else {
+	case old != nil:
 		e.pinned = old.pinned // what people pin is the name
-		s.evict(old, replaceReason(old.manifest, m))
+		s.evict(old, replaceReason(old.facts, factsOf(m)))
 	}
-	e.state, e.manifest, e.lastUse = Published, m, s.opts.Now()
+	for _, x := range stale {
+		s.evict(x, ReasonSuperseded)
+	}
+	e.state, e.facts, e.lastUse = Published, factsOf(m), s.opts.Now()
+	e.released = nil // nobody can write any more
+	e.nowIdle()
 	e.allFiles(func(f *File) { f.move(inCache) })
 	delete(s.staging, e.id)
 	delete(s.tombs, e.id)
+	if s.removals[e.id].pid == e.owner.PID {
+		delete(s.removals, e.id) // whoever fills it anew has done with the older one
+	}
 	s.entries[e.id] = e
+	size := e.info().Bytes
 	s.counters.FillsCommitted++
-	s.log.Info("published", "entry", e.id, "bytes", e.info().Bytes, "arenas", len(e.arenas), "uid", e.owner.UID)
+	s.counters.FilledBytes += size
+	if took := m.FillSeconds; took > 0 && !math.IsInf(took, 0) {
+		s.counters.FillSeconds += took
+	}
+	s.log.Info("published", "entry", e.id, "bytes", size, "arenas", len(e.arenas), "uid", e.owner.UID)
 	return nil
 }
 
-func replaceReason(old, m *schema.Manifest) Reason {
-	if m.Scope != "" && old.Scope == m.Scope && old.CreatedNS < m.CreatedNS {
+func replaceReason(old, newer facts) Reason {
+	if supersedes(newer, old) {
 		return ReasonSuperseded
 	}
 	return ReasonReplaced
+}
+
+func supersedes(newer, old facts) bool {
+	return newer.scope != "" && old.scope == newer.scope && old.createdNS < newer.createdNS
+}
+
+// superseded returns the entries of other ids that nobody will ask for once e is there: older ones of the same loader,
+// arguments and owner. A pinned one stays, since what people pin is the name.
+func (s *Store) superseded(e *Entry, newer facts) []*Entry {
+	var out []*Entry
+	for id, old := range s.entries {
+		if id != e.id && !old.pinned && old.owner.UID == e.owner.UID && supersedes(newer, old.facts) {
+			out = append(out, old)
+		}
+	}
+	return out
 }
 
 // reserveEntry makes room for one more entry under MaxEntries.

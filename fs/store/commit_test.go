@@ -170,19 +170,58 @@ func TestCommitReplaces(t *testing.T) {
 	}
 }
 
+// refill stages an entry whose manifest is changed, and commits it.
+func (fx *fixture) refill(id string, c Caller, change func(*schema.Manifest)) error {
+	fx.t.Helper()
+	e, h := fx.stage(id, mib, c)
+	h.Release()
+	must(fx.t, e.Unlink("", ManifestName, c))
+	m := manifestFor(id, mib)
+	change(m)
+	write(fx.t, e, ManifestName, schematest.Encode(m))
+	return fx.Commit(context.Background(), id, c, false)
+}
+
 func TestCommitKnowsSuperseded(t *testing.T) {
 	fx := newFixture(t, 64*mib)
 	fx.fill("a", mib, alice)
-	e, h := fx.stage("a", mib, alice)
-	h.Release()
-	must(t, e.Unlink("", ManifestName, alice))
-	newer := manifestFor("a", mib)
-	newer.CreatedNS = 2
-	write(t, e, ManifestName, schematest.Encode(newer))
-	must(t, fx.Commit(context.Background(), "a", alice, false))
+	must(t, fx.refill("a", alice, func(m *schema.Manifest) { m.CreatedNS = 2 }))
 	if s := fx.Stats(); s.Counters.Evictions[ReasonSuperseded] != 1 || s.Counters.Evictions[ReasonReplaced] != 0 {
 		t.Errorf("stats %+v", s)
 	}
+}
+
+// A newer fingerprint of the same loader and arguments has another id, and the older entry goes, leased or not.
+func TestCommitSupersedesOtherIDs(t *testing.T) {
+	fx := newFixture(t, 64*mib)
+	for id, scope := range map[string]string{"old": "s", "leased": "s", "pinned": "s", "other": "t", "none": ""} {
+		must(t, fx.refill(id, alice, func(m *schema.Manifest) { m.Scope = scope }))
+	}
+	must(t, fx.refill("bobs", bob, func(m *schema.Manifest) { m.Scope = "s" }))
+	pinned, err := fx.Published("pinned")
+	must(t, err)
+	must(t, pinned.SetPinned(alice, true))
+	leased, err := fx.Published("leased")
+	must(t, err)
+	lease := fx.lease(leased, 1)
+	must(t, fx.refill("new", alice, func(m *schema.Manifest) { m.Scope, m.CreatedNS = "s", 2 }))
+	fx.wantEntries("bobs", "new", "none", "other", "pinned")
+	if s := fx.Stats(); s.Counters.Evictions[ReasonSuperseded] != 2 || s.DrainingBytes != mib {
+		t.Errorf("stats %+v", s)
+	}
+	lease.Release()
+	// One that is older supersedes nothing, and nothing is what an entry without a scope supersedes.
+	must(t, fx.refill("late", alice, func(m *schema.Manifest) { m.Scope, m.CreatedNS = "s", 1 }))
+	must(t, fx.refill("none2", alice, func(m *schema.Manifest) { m.Scope, m.CreatedNS = "", 3 }))
+	fx.wantEntries("bobs", "late", "new", "none", "none2", "other", "pinned")
+}
+
+func TestSupersededMakesRoomAmongEntries(t *testing.T) {
+	fx := newFixture(t, 64*mib, func(o *Options) { o.MaxEntries = 2 })
+	must(t, fx.refill("kept", alice, func(m *schema.Manifest) { m.Scope = "t" }))
+	must(t, fx.refill("old", alice, func(*schema.Manifest) {}))
+	must(t, fx.refill("new", alice, func(m *schema.Manifest) { m.CreatedNS = 2 }))
+	fx.wantEntries("kept", "new")
 }
 
 func TestOwners(t *testing.T) {

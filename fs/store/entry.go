@@ -3,8 +3,6 @@ package store
 import (
 	"sort"
 	"time"
-
-	"overmind-fs/schema"
 )
 
 // State is where an entry is in its life.
@@ -46,11 +44,11 @@ type Entry struct {
 	pinned     bool
 	hits       uint64
 	lastUse    time.Time
-	manifest   *schema.Manifest // set once, by Commit
-	tomb       *tombstone       // set once, when state becomes Tombstone
-	released   chan struct{}    // gets a token when a write handle of a file in it is released
-
-	jsonSize func() uint64 // the size of manifest.json, rendered by the first call
+	idleSince  time.Time     // the last use, end of the last lease, or unpinning, whichever came last
+	facts      facts         // set once, by Commit
+	tomb       *tombstone    // set once, when state becomes Tombstone
+	released   chan struct{} // gets a token when a write handle of a file in it is released
+	jsonSize   uint64        // of manifest.json, 0 until it is asked for
 }
 
 // ID is the name of the folder.
@@ -70,21 +68,6 @@ func (e *Entry) State() State {
 	e.store.mu.Lock()
 	defer e.store.mu.Unlock()
 	return e.state
-}
-
-// Manifest returns the decoded manifest, nil before the entry is published.
-func (e *Entry) Manifest() *schema.Manifest {
-	e.store.mu.Lock()
-	defer e.store.mu.Unlock()
-	return e.manifest
-}
-
-// JSONSize returns the size of manifest.json, 0 when there is none. The first call renders it.
-func (e *Entry) JSONSize() uint64 {
-	if e.Manifest() == nil {
-		return 0
-	}
-	return e.jsonSize()
 }
 
 // HasTensors says whether the folder tensors/ shows.
@@ -235,6 +218,18 @@ func (e *Entry) leased() bool {
 	return false
 }
 
+// idle says whether the entry may be evicted although nobody asked for that.
+func (e *Entry) idle() bool { return !e.pinned && !e.leased() }
+
+// nowIdle notes that the entry has been in use until now.
+func (e *Entry) nowIdle() {
+	e.idleSince = e.store.opts.Now()
+	select {
+	case e.store.becameIdle <- struct{}{}:
+	default:
+	}
+}
+
 // Hit counts a reader that loads the entry, and makes it the most recently used one.
 func (e *Entry) Hit() {
 	e.store.mu.Lock()
@@ -245,6 +240,7 @@ func (e *Entry) Hit() {
 	e.hits++
 	e.store.counters.Hits++
 	e.lastUse = e.store.opts.Now()
+	e.idleSince = e.lastUse
 }
 
 // SetPinned pins the entry, so that it is never evicted to make room, or unpins it.
@@ -256,6 +252,9 @@ func (e *Entry) SetPinned(c Caller, pinned bool) error {
 	}
 	if !c.Owns(e.owner) {
 		return ErrNotOwner
+	}
+	if e.pinned && !pinned {
+		e.nowIdle()
 	}
 	e.pinned = pinned
 	return nil

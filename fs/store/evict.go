@@ -1,6 +1,11 @@
 package store
 
-import "time"
+import (
+	"fmt"
+	"time"
+
+	"overmind-fs/schema"
+)
 
 // Reason says why an entry left.
 type Reason string
@@ -9,23 +14,59 @@ type Reason string
 const (
 	ReasonRoom       Reason = "room"        // to make room for a fill
 	ReasonMaxEntries Reason = "max_entries" // there were too many entries
+	ReasonMaxFiles   Reason = "max_files"   // there were too many open files
 	ReasonReplaced   Reason = "replaced"    // an entry of the same id was committed
-	ReasonSuperseded Reason = "superseded"  // the same, newer, and of the same loader and path
+	ReasonSuperseded Reason = "superseded"  // a newer entry of the same loader and arguments was committed
+	ReasonTTL        Reason = "ttl"         // nobody used it for too long
+	ReasonPressure   Reason = "pressure"    // the machine or a cgroup is short of memory
 	ReasonRemoved    Reason = "removed"     // by hand
 )
 
 // Reasons lists all reasons.
-var Reasons = []Reason{ReasonRoom, ReasonMaxEntries, ReasonReplaced, ReasonSuperseded, ReasonRemoved}
+var Reasons = []Reason{
+	ReasonRoom, ReasonMaxEntries, ReasonMaxFiles, ReasonReplaced, ReasonSuperseded, ReasonTTL, ReasonPressure, ReasonRemoved,
+}
 
 // tombstone is what is left of an entry while "rm -r" walks through it.
 type tombstone struct {
-	expires time.Time
-	removed map[string]bool // paths in the entry that are gone
-	arenas  int             // names left in tensors/
-	windows int             // names left in storages/
+	expires  time.Time
+	manifest *schema.Manifest // for the names in storages/; nil: there are none
+	removed  map[string]bool  // paths in the entry that are gone
+	arenas   int              // names left in tensors/
+	windows  int              // names left in storages/
 }
 
-// Evict removes a published entry, or what "rm -r" has left of one.
+// removal is a process that removes the files of an entry one by one, as "rm -r" does. The rmdir at its end names the
+// folder only, and must not hit an entry that was committed under that name in between.
+type removal struct {
+	pid     int
+	serial  uint64 // of the entry
+	expires time.Time
+}
+
+// removing remembers who takes an entry apart.
+func (s *Store) removing(e *Entry, c Caller) {
+	now := s.opts.Now()
+	for id, r := range s.removals {
+		if now.After(r.expires) {
+			delete(s.removals, id)
+		}
+	}
+	s.removals[e.id] = removal{pid: c.PID, serial: e.serial, expires: now.Add(TombstoneLife)}
+}
+
+// meansOlder says, once, that the caller has been removing another entry than this one of the same name.
+func (s *Store) meansOlder(e *Entry, c Caller) bool {
+	r := s.removals[e.id]
+	if r.pid != c.PID {
+		return false
+	}
+	delete(s.removals, e.id)
+	return c.PID != 0 && r.serial != e.serial && !s.opts.Now().After(r.expires)
+}
+
+// Evict removes a published entry, or what "rm -r" has left of one. It is ErrNotEmpty for a process that has unlinked
+// files of an older entry of that name.
 func (s *Store) Evict(id string, c Caller) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -35,6 +76,9 @@ func (s *Store) Evict(id string, c Caller) error {
 	}
 	if !c.Owns(e.owner) {
 		return ErrNotOwner
+	}
+	if s.meansOlder(e, c) {
+		return fmt.Errorf("%w: a new entry took the place of what was removed", ErrNotEmpty)
 	}
 	if e.state == Tombstone {
 		e.state = Gone
@@ -57,6 +101,7 @@ func (s *Store) evict(e *Entry, why Reason) {
 // detach lets go of all files.
 func (s *Store) detach(e *Entry) {
 	e.state = Gone
+	s.recent.forget(e)
 	e.allFiles((*File).detach)
 }
 
@@ -85,8 +130,10 @@ func (e *Entry) Unlink(dir, name string, c Caller) error {
 		s.bury(e)
 	case Tombstone:
 	default:
+		s.removing(e, c)
 		return ErrNotFound
 	}
+	s.removing(e, c)
 	if e.hidden(dir, name) {
 		return ErrNotFound
 	}
@@ -121,7 +168,7 @@ func (e *Entry) RemoveDir(name string, c Caller) error {
 		e.hasTensors = false
 		return nil
 	case Published:
-		if left := map[string]int{TensorsName: len(e.arenas), StoragesName: len(e.manifest.Storages)}; left[name] > 0 {
+		if left := map[string]int{TensorsName: len(e.arenas), StoragesName: e.facts.storages}; left[name] > 0 {
 			return ErrNotEmpty
 		}
 		s.bury(e)
@@ -141,13 +188,19 @@ func (e *Entry) RemoveDir(name string, c Caller) error {
 
 // bury turns a published entry into a tombstone.
 func (s *Store) bury(e *Entry) {
-	s.evict(e, ReasonRemoved)
-	e.state = Tombstone
-	e.tomb = &tombstone{
+	tomb := &tombstone{
 		expires: s.opts.Now().Add(TombstoneLife),
 		removed: map[string]bool{},
 		arenas:  len(e.arenas),
-		windows: len(e.manifest.Storages),
 	}
+	manifest := e.blobs[ManifestName]
+	m, err := decodeManifest(manifest.fd, manifest.bytes)
+	if err == nil {
+		tomb.manifest, tomb.windows = m, len(m.Storages)
+	} else {
+		s.log.Error("cannot decode a manifest", "entry", e.id, "error", err) // storages/ then shows nothing
+	}
+	s.evict(e, ReasonRemoved)
+	e.state, e.tomb = Tombstone, tomb
 	s.tombs[e.id] = e
 }

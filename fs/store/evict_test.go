@@ -112,6 +112,45 @@ func TestCommitReplacesTombstone(t *testing.T) {
 	}
 }
 
+// The rmdir at the end of an "rm -r" does not remove what was committed meanwhile.
+func TestRemovalLeavesWhatCameMeanwhile(t *testing.T) {
+	remover := Caller{UID: alice.UID, PID: 77}
+	removed := func(t *testing.T) *fixture {
+		fx := newFixture(t, 64*mib)
+		must(t, fx.fill("a", mib, alice).Unlink("", ManifestName, remover))
+		fx.fill("a", mib, alice)
+		return fx
+	}
+	t.Run("tombstone", func(t *testing.T) {
+		fx := removed(t)
+		wantErr(t, fx.Evict("a", remover), ErrNotEmpty)
+		fx.wantEntries("a")
+		must(t, fx.Evict("a", remover)) // who asks again means the new one
+	})
+	t.Run("replaced before the first unlink", func(t *testing.T) {
+		fx := newFixture(t, 64*mib)
+		old := fx.fill("a", mib, alice)
+		fx.fill("a", mib, alice)
+		wantErr(t, old.Unlink("", ManifestName, remover), ErrNotFound)
+		wantErr(t, fx.Evict("a", remover), ErrNotEmpty)
+		fx.wantEntries("a")
+	})
+	t.Run("somebody else", func(t *testing.T) {
+		must(t, removed(t).Evict("a", alice))
+	})
+	t.Run("much later", func(t *testing.T) {
+		fx := removed(t)
+		fx.now = fx.now.Add(TombstoneLife + time.Second)
+		must(t, fx.Evict("a", remover))
+	})
+	t.Run("the same process fills it", func(t *testing.T) {
+		fx := newFixture(t, 64*mib)
+		must(t, fx.fill("a", mib, alice).Unlink("", ManifestName, alice))
+		fx.fill("a", mib, alice)
+		must(t, fx.Evict("a", alice))
+	})
+}
+
 func TestUnlinkInStaging(t *testing.T) {
 	fx := newFixture(t, 64*mib)
 	e, h := fx.stage("a", mib, alice)

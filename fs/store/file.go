@@ -35,7 +35,7 @@ type File struct {
 	busy     bool   // an arena that is being allocated
 	huge     bool
 	mtime    time.Time
-	handles  map[*Handle]struct{}
+	handles  map[*Handle]struct{} // nil when empty
 	writers  int
 }
 
@@ -97,6 +97,9 @@ func (f *File) Open(write bool, pid int) (*Handle, error) {
 
 func (f *File) open(write bool, pid int) *Handle {
 	h := &Handle{file: f, write: write, pid: pid}
+	if f.handles == nil {
+		f.handles = map[*Handle]struct{}{}
+	}
 	f.handles[h] = struct{}{}
 	f.refs++
 	if write {
@@ -114,13 +117,18 @@ func (h *Handle) Release() {
 		return
 	}
 	h.released = true
-	delete(f.handles, h)
+	if delete(f.handles, h); len(f.handles) == 0 {
+		f.handles = nil // there are many files, and few are open
+	}
 	if h.write {
 		f.writers--
 		select {
 		case f.entry.released <- struct{}{}:
 		default:
 		}
+	}
+	if f.kind == arena && f.entry.state == Published && !f.entry.leased() {
+		f.entry.nowIdle()
 	}
 	f.unref()
 }
@@ -164,6 +172,9 @@ func (f *File) detach() {
 // create makes a new file in a staging.
 func (e *Entry) create(kind fileKind, dir, name string, pid int) (*File, *Handle, error) {
 	s := e.store
+	if err := s.reserveFile(); err != nil {
+		return nil, nil, err
+	}
 	fd, err := newMemfd(s.os, "overmind:"+name)
 	if err != nil {
 		return nil, nil, err
@@ -187,7 +198,6 @@ func (e *Entry) create(kind fileKind, dir, name string, pid int) (*File, *Handle
 	f := &File{
 		store: s, entry: e, name: name, kind: kind, serial: s.nextSerial(),
 		fd: fd, refs: 1, attached: true, in: inStaging, mtime: s.opts.Now(),
-		handles: map[*Handle]struct{}{},
 	}
 	e.names(dir)[name] = f
 	s.files[f] = struct{}{}

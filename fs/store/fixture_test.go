@@ -38,6 +38,7 @@ func newFixture(t *testing.T, maxBytes uint64, change ...func(*Options)) *fixtur
 	fx := &fixture{t: t, now: time.Unix(1_700_000_000, 0), log: &bytes.Buffer{}}
 	calls := NewOS()
 	calls.Headroom = func() (uint64, error) { return 1 << 40, nil }
+	calls.Scarce = func() (bool, error) { return true, nil }
 	opts := Options{
 		MaxBytes: maxBytes, OS: calls, CommitWait: 50 * time.Millisecond,
 		Now:    func() time.Time { fx.now = fx.now.Add(time.Millisecond); return fx.now },

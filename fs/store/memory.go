@@ -64,16 +64,68 @@ func headroom(root string, levels []cgroup) (uint64, error) {
 	return room, nil
 }
 
+// PressureFiles returns the files that tell of a shortage of memory on the machine, and in each cgroup of this process
+// that has a memory limit (version 2 only). They need not exist.
+func PressureFiles() []string {
+	files := []string{"/proc/pressure/memory"}
+	for _, g := range cgroupLevels() {
+		limit, err := g.limit()
+		if err == nil && limit < unlimited && g.pressureFile != "" {
+			files = append(files, filepath.Join(g.dir, g.pressureFile))
+		}
+	}
+	return files
+}
+
+// Scarce says whether the machine, or a cgroup of this process that has a limit, has less than a sixteenth of its memory
+// free. Page cache counts as used: where the kernel has to take that back, processes wait.
+func Scarce() (bool, error) {
+	info, err := keyedValues("/proc/meminfo")
+	if err != nil {
+		return false, err
+	}
+	if info["MemFree"] < info["MemTotal"]/16 {
+		return true, nil
+	}
+	for _, g := range cgroupLevels() {
+		limit, err := g.limit()
+		if err != nil || limit >= unlimited {
+			continue
+		}
+		if used, err := g.read(g.usageFile); err == nil && shortfall(limit, used) < limit/16 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// unlimited is more than any limit that somebody set; version 1 says "none" by a huge number.
+const unlimited = math.MaxInt64 / 2
+
 // cgroup is one level of the memory hierarchy; version 1 and 2 differ in the names of the files only.
 type cgroup struct {
 	dir               string
 	limitFile         string
+	throttleFile      string // a limit past which processes are slowed down; "" in version 1
 	usageFile         string
+	pressureFile      string // "" in version 1
 	inactive, actives string // keys of memory.stat
 }
 
 func (g cgroup) limit() (uint64, error) {
-	text, err := os.ReadFile(filepath.Join(g.dir, g.limitFile))
+	limit, err := g.read(g.limitFile)
+	if err != nil || g.throttleFile == "" {
+		return limit, err
+	}
+	if throttle, err := g.read(g.throttleFile); err == nil {
+		limit = min(limit, throttle)
+	}
+	return limit, nil
+}
+
+// read returns a number in bytes; "max" is the largest one.
+func (g cgroup) read(name string) (uint64, error) {
+	text, err := os.ReadFile(filepath.Join(g.dir, name))
 	if err != nil {
 		return 0, err
 	}
@@ -86,14 +138,10 @@ func (g cgroup) limit() (uint64, error) {
 
 func (g cgroup) headroom() (uint64, error) {
 	limit, err := g.limit()
-	if err != nil || limit > math.MaxInt64/2 {
+	if err != nil || limit > unlimited {
 		return math.MaxUint64, err
 	}
-	text, err := os.ReadFile(filepath.Join(g.dir, g.usageFile))
-	if err != nil {
-		return 0, err
-	}
-	used, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	used, err := g.read(g.usageFile)
 	if err != nil {
 		return 0, err
 	}
@@ -122,7 +170,8 @@ func cgroupLevelsOf(root, process string) []cgroup {
 		switch {
 		case parts[1] == "":
 			g = cgroup{
-				limitFile: "memory.max", usageFile: "memory.current",
+				limitFile: "memory.max", throttleFile: "memory.high",
+				usageFile: "memory.current", pressureFile: "memory.pressure",
 				inactive: "inactive_file", actives: "active_file",
 			}
 			roots = []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}

@@ -12,6 +12,7 @@ type OS struct {
 	MemfdCreate func(name string, flags int) (fd int, err error)
 	Ftruncate   func(fd int, size int64) error
 	Fallocate   func(fd int, mode uint32, off, length int64) error
+	Pwrite      func(fd int, data []byte, off int64) (n int, err error)
 	Mmap        func(fd int, off int64, addr unsafe.Pointer, length uintptr, prot, flags int) (unsafe.Pointer, error)
 	Munmap      func(addr unsafe.Pointer, length uintptr) error
 	Madvise     func(b []byte, advice int) error
@@ -21,6 +22,8 @@ type OS struct {
 	Reopen func(fd, mode int) (newFD int, err error)
 	// Headroom returns how many bytes of memory can still be taken without endangering this process.
 	Headroom func() (uint64, error)
+	// Scarce says whether free memory is so low that evicting helps those who wait for some.
+	Scarce func() (bool, error)
 }
 
 // NewOS returns the real system calls.
@@ -29,6 +32,7 @@ func NewOS() OS {
 		MemfdCreate: unix.MemfdCreate,
 		Ftruncate:   unix.Ftruncate,
 		Fallocate:   unix.Fallocate,
+		Pwrite:      unix.Pwrite,
 		Mmap:        unix.MmapPtr,
 		Munmap:      unix.MunmapPtr,
 		Madvise:     unix.Madvise,
@@ -43,5 +47,6 @@ func NewOS() OS {
 			return unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), mode|unix.O_CLOEXEC, 0)
 		},
 		Headroom: Headroom,
+		Scarce:   Scarce,
 	}
 }

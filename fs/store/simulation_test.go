@@ -22,7 +22,13 @@ func TestSimulation(t *testing.T) {
 		o.MaxEntries = 5
 		o.CommitWait = 5 * time.Millisecond
 		o.Now = time.Now
+		o.TTL = 20 * time.Millisecond
 	})
+	ctx, stop := context.WithCancel(context.Background())
+	var expiry sync.WaitGroup
+	expiry.Go(func() { fx.ExpireIdle(ctx) })
+	defer expiry.Wait()
+	defer stop()
 	var wg sync.WaitGroup
 	for c := range clients {
 		wg.Go(func() {
@@ -31,7 +37,7 @@ func TestSimulation(t *testing.T) {
 			var leases []*Handle
 			for range steps {
 				id := fmt.Sprint("e", rng.IntN(6))
-				switch rng.IntN(8) {
+				switch rng.IntN(9) {
 				case 0, 1, 2:
 					simulateFill(fx, rng, id, who)
 				case 3, 4:
@@ -55,6 +61,10 @@ func TestSimulation(t *testing.T) {
 						leases[n-1].Release()
 						leases = leases[:n-1]
 					}
+				case 8:
+					if rng.IntN(5) == 0 {
+						fx.Relieve("simulation")
+					}
 				}
 				if err := fx.Check(); err != nil {
 					t.Error(err)
@@ -71,7 +81,11 @@ func TestSimulation(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if s := fx.Stats(); s.Counters.FillsCommitted == 0 || s.Counters.Evictions[ReasonRoom] == 0 {
+	made := uint64(0)
+	for _, why := range []Reason{ReasonRoom, ReasonTTL, ReasonPressure} {
+		made += fx.Stats().Counters.Evictions[why]
+	}
+	if s := fx.Stats(); s.Counters.FillsCommitted == 0 || made == 0 {
 		t.Errorf("nothing happened: %+v", s)
 	}
 }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"fmt"
-	"sync"
 
 	"overmind-fs/schema"
 )
@@ -26,13 +25,6 @@ func (s *Store) Begin(id string, c Caller) (*Entry, error) {
 		blobs:   map[string]*File{}, arenas: map[string]*File{},
 		released: make(chan struct{}, 1),
 	}
-	e.jsonSize = sync.OnceValue(func() uint64 {
-		text, err := e.Manifest().JSON()
-		if err != nil {
-			return 0 // an open says why
-		}
-		return uint64(len(text))
-	})
 	s.staging[id] = e
 	s.counters.FillsStarted++
 	s.log.Debug("fill started", "entry", id, "uid", c.UID, "pid", c.PID)

@@ -1,12 +1,17 @@
 package store
 
+import "time"
+
 // Counters count since the start.
 type Counters struct {
 	FillsStarted   uint64
 	FillsCommitted uint64
-	FillsFailed    uint64 // dropped stagings
+	FillsFailed    uint64  // dropped stagings
+	FilledBytes    uint64  // of committed fills
+	FillSeconds    float64 // what their uncached loads took, as their manifests say
 	Hits           uint64
 	Refused        uint64 // requests that did not fit
+	PressureEvents uint64
 	Evictions      map[Reason]uint64
 }
 
@@ -14,6 +19,7 @@ type Counters struct {
 type Stats struct {
 	MaxBytes      uint64
 	MaxEntries    int
+	TTL           time.Duration
 	CachedBytes   uint64
 	StagingBytes  uint64
 	DrainingBytes uint64
@@ -31,7 +37,7 @@ func (s *Store) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := Stats{
-		MaxBytes: s.opts.MaxBytes, MaxEntries: s.opts.MaxEntries,
+		MaxBytes: s.opts.MaxBytes, MaxEntries: s.opts.MaxEntries, TTL: s.opts.TTL,
 		CachedBytes: s.bytes[inCache], StagingBytes: s.bytes[inStaging], DrainingBytes: s.bytes[inDraining],
 		Entries: len(s.entries), Stagings: len(s.staging), Counters: s.counters,
 	}

@@ -10,16 +10,21 @@ import (
 // MaxBlobBytes is the largest manifest or structure.pkl, in bytes.
 const MaxBlobBytes = 1 << 30
 
-// TombstoneLife is how long the emptied folder of an entry stays after an unlink inside it.
+// TombstoneLife is how long the emptied folder of an entry stays after an unlink inside it, and how long it is remembered
+// who does that.
 const TombstoneLife = 10 * time.Second
 
 // Options configure a Store.
 type Options struct {
 	MaxBytes   uint64 // cached, staging and draining bytes together
 	MaxEntries int    // published entries; 0: no limit
+	MaxFiles   int    // open memfds, three or more for each entry; 0: no limit
 	HugePages  bool   // try to allocate huge pages
-	OS         OS
-	Logger     *slog.Logger
+	// TTL is how long an entry that is neither leased nor pinned stays after its last use; 0: no limit. ExpireIdle has
+	// to run.
+	TTL    time.Duration
+	OS     OS
+	Logger *slog.Logger
 	// CommitWait bounds each of the two waits of a commit, for writers and for writable mappings; 0: one second.
 	CommitWait time.Duration
 	Now        func() time.Time // nil: time.Now
@@ -56,11 +61,16 @@ type Store struct {
 	entries  map[string]*Entry // published
 	staging  map[string]*Entry
 	tombs    map[string]*Entry      // emptied folders, until they expire
+	removals map[string]removal     // by id, see there
 	locks    map[string]map[int]int // id -> process -> open lock handles
 	files    map[*File]struct{}     // every file with an open memfd
 	bytes    [buckets]uint64
 	pending  uint64 // part of bytes that is being allocated, and so not yet missing from the free memory
 	counters Counters
+	recent   recentManifests
+	helpless bool // the last event of memory pressure found nothing to evict
+
+	becameIdle chan struct{} // gets a token when an entry may have become one that expires
 }
 
 // New returns an empty store.
@@ -81,9 +91,12 @@ func New(opts Options) *Store {
 		entries:  map[string]*Entry{},
 		staging:  map[string]*Entry{},
 		tombs:    map[string]*Entry{},
+		removals: map[string]removal{},
 		locks:    map[string]map[int]int{},
 		files:    map[*File]struct{}{},
 		counters: Counters{Evictions: map[Reason]uint64{}},
+
+		becameIdle: make(chan struct{}, 1),
 	}
 }
 

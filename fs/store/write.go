@@ -1,9 +1,8 @@
 package store
 
 import (
+	"errors"
 	"fmt"
-
-	"golang.org/x/sys/unix"
 )
 
 // Truncate sets the size. An arena gets it once, and all its memory with it; 0 is taken as "not yet". Room is made by
@@ -36,24 +35,32 @@ func (f *File) Truncate(size uint64) error {
 	f.busy = true
 	f.refs++
 	s.pending += size
-	fd, huge := f.fd, s.opts.HugePages
-
-	s.mu.Unlock()
-	huge, err := allocate(s.os, fd, size, huge)
-	s.mu.Lock()
-
-	s.pending -= size
-	f.busy = false
-	f.sized, f.huge = err == nil, huge
-	if err != nil {
-		f.grow(-int64(size))
+	defer func() {
+		s.pending -= size
+		f.busy = false
+		if !f.sized {
+			f.grow(-int64(size))
+		}
+		f.unref()
+	}()
+	if err := f.allocate(size); err != nil {
 		s.log.Error("allocation failed", "entry", f.entry.id, "arena", f.name, "bytes", size, "error", err)
-	}
-	f.unref()
-	if err != nil {
 		return fmt.Errorf("allocate %s: %w", f.name, err)
 	}
 	return nil
+}
+
+// allocate lets go of s.mu meanwhile.
+func (f *File) allocate(size uint64) error {
+	s, fd := f.store, f.fd
+	s.mu.Unlock()
+	huge, err := false, errors.New("not done")
+	defer func() {
+		s.mu.Lock()
+		f.sized, f.huge = err == nil, huge
+	}()
+	huge, err = allocate(s.os, fd, size, s.opts.HugePages)
+	return err
 }
 
 func (f *File) truncateBlob(size uint64) error {
@@ -106,7 +113,7 @@ func (h *Handle) WriteAt(data []byte, off int64) (int, error) {
 }
 
 func (f *File) pwrite(data []byte, off int64) (int, error) {
-	n, err := unix.Pwrite(f.fd, data, off)
+	n, err := f.store.os.Pwrite(f.fd, data, off)
 	if err != nil {
 		return 0, fmt.Errorf("write %s: %w", f.name, err)
 	}

@@ -60,7 +60,6 @@ var machineChecks = []machineCheck{
 	{"shell limits", shellLimits},
 	{"swap", swap},
 	{"overcommit", overcommit},
-	{"memory pressure", pressure},
 	{"python packages", packages},
 }
 
@@ -71,6 +70,7 @@ var mountChecks = []mountCheck{
 	{name: "huge pages", run: hugePages},
 	{name: "budget", run: budget},
 	{name: "memory", run: memory},
+	{name: "memory pressure", run: pressure},
 	{name: "daemon limits", run: daemonLimits},
 	{name: "control socket", run: socket},
 	{name: "versions", run: versions},

@@ -28,7 +28,6 @@ func healthyMachine(t *testing.T) Machine {
 		"proc/swaps":                    "Filename Type Size Used Priority\n",
 		"proc/self/limits":              limits,
 		"proc/sys/vm/overcommit_memory": "0\n",
-		"proc/pressure/memory":          "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
 		"proc/42/limits":                limits,
 		"proc/42/cgroup":                "0::/system.slice/overmind.service\n",
 		"sys/fs/cgroup/none":            "",
@@ -56,6 +55,7 @@ func healthyMount() Mount {
 		Socket: "/run/o/control", SocketMode: 0o600, FolderMode: 0o711, HugeFit: 3,
 	}
 	m.Status.PID, m.Status.Version = daemonPID, "v1"
+	m.Status.Pressure.Active = true
 	m.Status.Passthrough.Active, m.Status.FDPassing.Active, m.Status.HugePages.Active = true, true, true
 	m.Status.HugePages.HugeArenas, m.Status.HugePages.Arenas = 3, 5
 	m.Status.Limits.MaxBytes, m.Status.Bytes.Cached = 16<<30, 8<<30
@@ -111,8 +111,6 @@ func TestFindings(t *testing.T) {
 			}},
 		{name: "overcommit", severity: Warning, check: "overcommit", what: "vm.overcommit_memory is 2", fix: "sysctl vm.overcommit_memory=0",
 			machine: func(t *testing.T, m *Machine) { write(t, *m, "proc/sys/vm/overcommit_memory", "2\n") }},
-		{name: "pressure", severity: Warning, check: "memory pressure", what: "/proc/pressure/memory", fix: "psi=1",
-			machine: func(t *testing.T, m *Machine) { remove(t, m, "proc/pressure/memory") }},
 		{name: "no loader", severity: Note, check: "python packages", what: "no overmind-fs", fix: "make install",
 			machine: func(_ *testing.T, m *Machine) { m.Env["VIRTUAL_ENV"] = "/venv" }},
 		{name: "packages", severity: Error, check: "python packages", what: `overmind-fs 0.2.0 and overmind-cext "0.1.0"`,
@@ -175,6 +173,12 @@ func TestFindings(t *testing.T) {
 			machine: func(t *testing.T, m *Machine) {
 				write(t, *m, "proc/meminfo", "MemTotal: 33554432 kB\nMemAvailable: 1048576 kB\n")
 			}},
+		{name: "pressure", severity: Warning, check: "memory pressure", what: "no pressure stall information", fix: "psi=1",
+			mount: func(o *Mount) {
+				o.Status.Pressure.Active, o.Status.Pressure.Reason = false, "no pressure stall information"
+			}},
+		{name: "pressure off", severity: Warning, check: "memory pressure", what: "switched off", fix: "--pressure 10% /mnt/o",
+			mount: func(o *Mount) { o.Status.Pressure.Active, o.Status.Pressure.Reason = false, "switched off" }},
 		{name: "files", severity: Warning, check: "daemon limits", what: "256 files", fix: "LimitNOFILE",
 			machine: func(t *testing.T, m *Machine) {
 				write(t, *m, "proc/42/limits", "Max open files            256                  256                  files\n")

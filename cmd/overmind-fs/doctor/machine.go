@@ -193,16 +193,6 @@ func overcommit(m Machine) []Finding {
 	}}
 }
 
-func pressure(m Machine) []Finding {
-	if m.read("proc/pressure/memory") != "" {
-		return nil
-	}
-	return []Finding{{
-		Severity: Warning, What: "the kernel does not tell when memory is short (no /proc/pressure/memory)",
-		Cost: "the daemon keeps idle entries while other programs wait for memory", Fix: "boot with psi=1, with CONFIG_PSI",
-	}}
-}
-
 // packages looks into the active Python environment.
 func packages(m Machine) []Finding {
 	env := m.Env["VIRTUAL_ENV"]

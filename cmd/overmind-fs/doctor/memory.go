@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/dustin/go-humanize"
 
@@ -64,6 +65,21 @@ func memory(machine Machine, m Mount) []Finding {
 		}}
 	}
 	return nil
+}
+
+func pressure(machine Machine, m Mount) []Finding {
+	p := m.Status.Pressure
+	if p.Active {
+		return nil
+	}
+	f := Finding{
+		Severity: Warning, What: "memory pressure is not watched: " + p.Reason,
+		Cost: "idle entries stay while other programs wait for memory", Fix: "boot with psi=1, with CONFIG_PSI",
+	}
+	if strings.Contains(p.Reason, switchedOff) {
+		f.Fix = remount(machine, m, "--pressure 10%")
+	}
+	return []Finding{f}
 }
 
 // enoughFiles is for some hundred entries and as many programs; each file of an entry is a descriptor.

@@ -5,6 +5,9 @@ import (
 	"strings"
 )
 
+// switchedOff is the reason when an option says so.
+const switchedOff = "switched off"
+
 func passthrough(machine Machine, m Mount) []Finding {
 	if m.Status.Passthrough.Active {
 		return nil
@@ -20,7 +23,7 @@ func passthrough(machine Machine, m Mount) []Finding {
 	switch reason := m.Status.Passthrough.Reason; {
 	case strings.Contains(reason, "CAP_SYS_ADMIN"):
 		f.Fix = fmt.Sprintf("overmind-fs umount %s; sudo overmind-fs mount --background --user $USER %s", m.Dir, m.Dir)
-	case strings.Contains(reason, "switched off"):
+	case strings.Contains(reason, switchedOff):
 		f.Fix = remount(machine, m, "")
 	}
 	return []Finding{f}
@@ -34,7 +37,7 @@ func fdPassing(machine Machine, m Mount) []Finding {
 		Severity: Warning, What: "no fd passing: " + m.Status.FDPassing.Reason,
 		Cost: "programs that cannot use passthrough, as in some sandboxes, copy the weights", Fix: remount(machine, m, ""),
 	}
-	if !strings.Contains(m.Status.FDPassing.Reason, "switched off") {
+	if !strings.Contains(m.Status.FDPassing.Reason, switchedOff) {
 		f.Fix = "make /run (for root) or $XDG_RUNTIME_DIR writable for the daemon; " + f.Fix
 	}
 	return []Finding{f}

@@ -58,8 +58,9 @@ class LookupKey:
     """A key and what went into it.
 
     ``facts`` are names and short readable values in the order in which they were hashed. ``scope`` stays the same when
-    only fingerprints (commits, code, versions) change, so an entry of the same scope replaces an older one. ``paths``
-    are the files and folders among the arguments, and the snapshot folders of hub names.
+    only the commit of a hub name changes: nobody asks for an older entry of the same scope again, and it goes. (It
+    covers the code of one's own functions: two of the same name may be in use side by side.) ``paths`` are the files
+    and folders among the arguments, and the snapshot folders of hub names.
     """
 
     digest: str
@@ -107,7 +108,6 @@ def lookup(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
         data = _encode(encoder, 'loader', fn)
         out.add('code', data, hashlib.sha256(data).hexdigest()[:16])
 
-    mark = len(out.parts)
     encoder.paths.clear()
     encoder.names.clear()
     paths: list[str] = []
@@ -130,12 +130,14 @@ def lookup(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
         out.add(f'argument {name}', kind + data, shown)
         if name not in _SCRATCH:
             paths += encoder.paths[before:]
-    scope_digest = hashlib.sha256(b''.join(out.parts[mark:])).hexdigest()[:12]
-
+    before_hub = len(out.parts)
     unresolved, repositories = _hub(out, encoder.names, kwargs, first, loader)
+    after_hub = len(out.parts)
     place = paths[0] if paths else repositories[0].name if repositories else ''
     paths += [r.snapshot for r in repositories if r.snapshot]
     _surroundings(out, kwargs, sentence)
+
+    scope_digest = hashlib.sha256(b''.join(out.parts[:before_hub] + out.parts[after_hub:])).hexdigest()[:12]
 
     class_name = bound.__qualname__ if isinstance(bound, type) else loader.rpartition(':')[2]
     model_name = _model_name(paths, repositories)

@@ -171,6 +171,7 @@ def test_environment(lib, monkeypatch):
     one = key(lib.load, 'x')
     monkeypatch.setenv('DIFFUSERS_ATTN_BACKEND', 'flash')
     assert key(lib.load, 'x').digest != one.digest
+    assert key(lib.load, 'x').scope != one.scope  # both are asked for, neither supersedes the other
     monkeypatch.delenv('DIFFUSERS_ATTN_BACKEND')
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '1')
     one = key(lib.load, 'x')

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// metricsServer answers GET /metrics; without a listener it does nothing.
+type metricsServer struct {
+	listener net.Listener
+	server   *http.Server
+}
+
+// listenMetrics takes the port, so that a port in use is an error before anything is mounted.
+func (o MountOptions) listenMetrics() (*metricsServer, error) {
+	if o.MetricsAddr == "" {
+		return &metricsServer{}, nil
+	}
+	l, err := net.Listen("tcp", o.MetricsAddr)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics-addr: %w", err)
+	}
+	return &metricsServer{listener: l}, nil
+}
+
+// addr is where it listens, "" for nowhere.
+func (m *metricsServer) addr() string {
+	if m.listener == nil {
+		return ""
+	}
+	return m.listener.Addr().String()
+}
+
+func (m *metricsServer) serve(from prometheus.Gatherer, logger *slog.Logger) {
+	if m.listener == nil {
+		return
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(from, promhttp.HandlerOpts{
+		ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelError),
+	}))
+	m.server = &http.Server{
+		Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+		ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelWarn),
+	}
+	go func() {
+		if err := m.server.Serve(m.listener); !errors.Is(err, http.ErrServerClosed) {
+			logger.Error("metrics are no longer served", "error", err)
+		}
+	}()
+}
+
+// close also ends requests under way: a scrape must not keep the daemon from ending.
+func (m *metricsServer) close() {
+	switch {
+	case m.server != nil:
+		_ = m.server.Close()
+	case m.listener != nil:
+		_ = m.listener.Close()
+	}
+}
