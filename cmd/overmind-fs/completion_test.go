@@ -12,26 +12,25 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// complete has a real shell complete a line of words; the last one is what was typed so far.
-var complete = map[string]func(words []string) (script string){
-	"bash": func(words []string) string {
+// shellScripts make a real shell load its script, and complete a line of words, of which the last one is what was typed
+// so far.
+var shellScripts = map[string]struct {
+	load     string
+	complete func(words []string) string
+}{
+	"bash": {"source <(overmind-fs completion bash)", func(words []string) string {
 		words = strings.Split(strings.ReplaceAll(strings.Join(words, " "), "=", " = "), " ") // as bash does
-		return fmt.Sprintf(`source <(overmind-fs completion bash)
-COMP_WORDS=(%s) COMP_CWORD=%d
-_overmind_fs
-printf '%%s\n' "${COMPREPLY[@]}"`, quoted(words), len(words)-1)
-	},
-	"fish": func(words []string) string {
-		return fmt.Sprintf("overmind-fs completion fish | source; complete -C '%s'", strings.Join(words, " "))
-	},
+		return fmt.Sprintf("COMP_WORDS=(%s) COMP_CWORD=%d; _overmind_fs; echo ${COMPREPLY[@]}", quoted(words), len(words)-1)
+	}},
+	"fish": {"overmind-fs completion fish | source", func(words []string) string {
+		return fmt.Sprintf("echo (complete -C '%s')", strings.Join(words, " "))
+	}},
 	// compadd works inside of a completion only, which needs a terminal; this one shows what it would offer.
-	"zsh": func(words []string) string {
-		return fmt.Sprintf(`compdef() { : }; source <(overmind-fs completion zsh)
-compadd() { shift; for w in "$@"; do [[ $w == "$PREFIX"* ]] && print -r -- "$w"; done }
-_files() { : }
-words=(%s); CURRENT=%d; PREFIX=${words[-1]}
-_overmind-fs`, quoted(words), len(words))
-	},
+	"zsh": {`compdef() { : }; source <(overmind-fs completion zsh)
+compadd() { shift; for w in "$@"; do [[ $w == "$PREFIX"* ]] && offered+=("$w"); done }
+_files() { : }`, func(words []string) string {
+		return fmt.Sprintf("words=(%s); CURRENT=%d; PREFIX=${words[-1]}; offered=(); _overmind-fs; echo $offered", quoted(words), len(words))
+	}},
 }
 
 func quoted(words []string) string {
@@ -54,29 +53,39 @@ func TestCompletion(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(bin, "overmind-fs"), fmt.Appendf(nil, "#!/bin/sh\n%s=1 exec '%s' \"$@\"\n", runEnv, self), 0o755))
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 
-	for shell, script := range complete {
+	lines := []struct{ line, want string }{
+		{"overmind-fs st", "status"},
+		{"overmind-fs show ", "other tiny-a tiny-b"},
+		{"overmind-fs evict ti", "tiny-a tiny-b"},
+		{"overmind-fs pin tiny-a o", "other"},
+		{"overmind-fs unpin --root /nope ", ""},
+		{"overmind-fs --root " + d.dir + " du ti", "tiny-a tiny-b"},
+		{"overmind-fs du --root=" + d.dir + " ti", "tiny-a tiny-b"},
+		{"overmind-fs show --json o", "other"},
+		{"overmind-fs evict --ol", "--older-than"},
+		{"overmind-fs ls --re", "--reverse"},
+		{"overmind-fs completion z", "zsh"},
+	}
+	for shell, scripts := range shellScripts {
 		t.Run(shell, func(t *testing.T) {
 			if _, err := exec.LookPath(shell); err != nil {
 				t.Skipf("%s is not installed", shell)
 			}
-			for line, want := range map[string]string{
-				"overmind-fs st":                         "status",
-				"overmind-fs show ":                      "other tiny-a tiny-b",
-				"overmind-fs evict ti":                   "tiny-a tiny-b",
-				"overmind-fs pin tiny-a o":               "other",
-				"overmind-fs unpin --root /nope ":        "",
-				"overmind-fs --root " + d.dir + " du ti": "tiny-a tiny-b",
-				"overmind-fs du --root=" + d.dir + " ti": "tiny-a tiny-b",
-				"overmind-fs show --json o":              "other",
-				"overmind-fs evict --ol":                 "--older-than",
-				"overmind-fs ls --re":                    "--reverse",
-				"overmind-fs completion z":               "zsh",
-			} {
-				out, _ := exec.Command(shell, "-c", script(strings.Split(line, " "))).Output() // nothing to offer may be a failure
-				got := strings.Fields(string(out))
+			script := scripts.load + "\n"
+			for _, l := range lines {
+				script += scripts.complete(strings.Split(l.line, " ")) + "\n"
+			}
+			out, err := exec.Command(shell, "-c", script).Output()
+			must(t, err)
+			answers := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
+			if len(answers) != len(lines) {
+				t.Fatalf("%d answers to %d lines: %q", len(answers), len(lines), out)
+			}
+			for i, l := range lines {
+				got := strings.Fields(answers[i])
 				slices.Sort(got)
-				if strings.Join(got, " ") != want {
-					t.Errorf("%q: %q, want %s", line, got, want)
+				if strings.Join(got, " ") != l.want {
+					t.Errorf("%q: %q, want %s", l.line, got, l.want)
 				}
 			}
 		})
