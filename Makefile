@@ -22,6 +22,9 @@ CASES_ARGS ?=
 FUZZTIME ?= 20s
 BENCH_ARGS ?=
 GOLANGCI := 2.15.0
+# That of the loader, and the commit.
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyloader/pyproject.toml)$(shell git rev-parse --short=12 HEAD \
+	2>/dev/null | sed 's/^/+g/')
 
 GO_SOURCES := $(shell find cmd fs schema -name '*.go' -o -path '*/completion/*' -type f 2>/dev/null)
 CEXT_SOURCES := $(shell find cext/src cext/overmind_cext cext/setup.py cext/pyproject.toml -type f -not -name '*.so' \
@@ -72,7 +75,7 @@ uninstall: ## what install put there
 build: bin/overmind-fs ## the daemon, bin/overmind-fs
 
 bin/overmind-fs: $(GO_SOURCES) go.mod go.sum | need-go
-	CGO_ENABLED=0 go build -trimpath -o $@ ./cmd/overmind-fs
+	CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o $@ ./cmd/overmind-fs
 
 .PHONY: venv
 venv: $(VENV)/.requirements $(VENV)/.cext $(VENV)/.pyloader ## .venv with everything that the tests load, and the product

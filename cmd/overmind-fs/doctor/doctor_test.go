@@ -119,6 +119,12 @@ func TestFindings(t *testing.T) {
 				write(t, *m, "venv/lib/python3.11/site-packages/overmind_fs-0.2.0.dist-info/METADATA", "")
 				write(t, *m, "venv/lib/python3.11/site-packages/overmind_cext-0.1.0.dist-info/METADATA", "")
 			}},
+		{name: "loader", severity: Warning, check: "python packages", what: "has overmind-fs 0.2.0, this command is 0.3.0+gabc",
+			fix: "make install", machine: func(t *testing.T, m *Machine) {
+				m.Env["VIRTUAL_ENV"], m.Version = "/venv", "0.3.0+gabc"
+				write(t, *m, "venv/lib/python3.11/site-packages/overmind_fs-0.2.0.dist-info/METADATA", "")
+				write(t, *m, "venv/lib/python3.11/site-packages/overmind_cext-0.2.0.dist-info/METADATA", "")
+			}, mount: func(o *Mount) { o.Status.Version = "0.3.0+gabc" }},
 
 		{name: "dead", severity: Error, check: "mount", what: "dead", fix: "overmind-fs mount --background /mnt/o",
 			mount: func(o *Mount) { o.Health, o.Looked = overmindfs.DeadMount, false }},

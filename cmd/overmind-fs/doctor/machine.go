@@ -211,8 +211,21 @@ func packages(m Machine) []Finding {
 			Severity: Error, What: fmt.Sprintf("the active Python environment has overmind-fs %s and overmind-cext %q", loader, helper),
 			Cost: "its programs load without the cache, or wrongly refuse entries", Fix: "make install",
 		}}
+	case !sameRelease(loader, m.Version):
+		return []Finding{{
+			Severity: Warning, What: fmt.Sprintf("the active Python environment has overmind-fs %s, this command is %s", loader, m.Version),
+			Cost: "one may refuse what the other writes; loads go without the cache then", Fix: "make install",
+		}}
 	}
 	return nil
+}
+
+// sameRelease compares without what follows a "+", such as the commit. A build without a version fits everything.
+func sameRelease(a, b string) bool {
+	a, _, _ = strings.Cut(a, "+")
+	b, _, _ = strings.Cut(b, "+")
+	numbered := b != "" && b[0] >= '0' && b[0] <= '9'
+	return a == b || !numbered
 }
 
 // installed returns the version of a distribution, "" without one.

@@ -69,7 +69,7 @@ func memory(machine Machine, m Mount) []Finding {
 
 func pressure(machine Machine, m Mount) []Finding {
 	p := m.Status.Pressure
-	if p.Active {
+	if p.Active || p.Reason == "" { // an older daemon does not say
 		return nil
 	}
 	f := Finding{
