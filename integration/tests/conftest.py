@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 
 from integration.checkpoints import build
-from integration.harness.conversation import Conversation
+from integration.harness.conversation import Conversation, Dialogue
 from integration.harness.daemon import Daemon, detach, mounts_under
+from integration.harness.forkserver import ForkServer
+from integration.harness.holdings import Holdings, SharedMemory, wait_until
 from integration.harness.places import checkpoint_folder, daemon_binary
 from integration.harness.runs import environment, run
 
 StartChild = Callable[..., Conversation]
+ForkChild = Callable[..., Dialogue]
 
 # How the loader reaches arenas, and the options of a daemon that make it so.
 WAYS: dict[str, tuple[str, ...]] = {
@@ -96,6 +99,42 @@ def start_child() -> Iterator[StartChild]:
             return child
 
         yield start
+
+
+@pytest.fixture(scope='session')
+def forkserver() -> Iterator[ForkServer]:
+    with ForkServer([sys.executable, '-m', 'integration.tests.child'], environment()) as server:
+        yield server
+
+
+@pytest.fixture
+def fork_child(forkserver: ForkServer) -> Iterator[ForkChild]:
+    """As start_child, in no time; stderr is a descriptor for the child's standard error."""
+    with ExitStack() as stack:
+
+        def fork(root: Path | None, stderr: int | None = None, **variables: str) -> Dialogue:
+            child = stack.enter_context(forkserver.fork(environment(root, **variables), stderr))
+            child.read()
+            return child
+
+        yield fork
+
+
+@pytest.fixture
+def holdings(daemon: Daemon) -> Iterator[Holdings]:
+    """For every test of a fault. At the end, when its children are gone: the store is consistent, and what the daemon
+    had it has given back; or it has died of the test, and its memory is free."""
+    memory = SharedMemory(f'overmind-{os.getpid()}-{daemon.pid}')
+    try:
+        held = Holdings(daemon, memory)
+        yield held
+        if daemon.alive():
+            held.assert_back()
+        daemon.stop()
+        wait_until(lambda: memory.nbytes() == 0, lambda: memory.nbytes())
+    finally:
+        daemon.stop(check=False)
+        memory.close()
 
 
 @pytest.fixture(scope='session')
