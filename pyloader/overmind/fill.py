@@ -186,17 +186,15 @@ class Fill:
     def _copy(self, fd: int, plan: Any, mapped: bool, written: Written) -> None:
         import overmind_cext
 
-        if mapped:
-            overmind_cext.write_arena(fd, plan.nbytes, plan.header, plan.pieces, mapped=True)
-            return
-        own = os.dup(fd)  # of a thread that may be left behind, in a daemon that hangs
+        own = os.dup(fd)  # for the thread, which may be left behind in a daemon that hangs
 
-        def work(keep: Written) -> None:
+        def work(written: Written) -> None:
             try:
-                overmind_cext.write_arena(own, plan.nbytes, plan.header, plan.pieces, mapped=False)
+                overmind_cext.write_arena(own, plan.nbytes, plan.header, plan.pieces, mapped=mapped)
             finally:
                 close(own)
 
+        # The pieces are addresses in what is written.
         self._store.patiently(functools.partial(work, written))
 
     def _check(self, entry: Any) -> Any:
