@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,4 +127,21 @@ class Holdings:
         assert (now['entries'], set(now['bytes'].values())) == (0, {0})
         wait_until(lambda: not arenas(self.daemon.pid), lambda: arenas(self.daemon.pid))
         wait_until(lambda: self._opened() == self._files, lambda: (self._opened(), self._files))
-        wait_until(lambda: self.memory.nbytes() < _SHMEM_SLACK, lambda: self.memory.nbytes())
+        wait_until(lambda: self.memory.nbytes() < _SHMEM_SLACK, self.memory.nbytes)
+
+
+@contextlib.contextmanager
+def watched(daemon: Daemon) -> Iterator[Holdings]:
+    """At the end, when its clients are gone: the store is consistent, and what the daemon had it has given back; or it
+    has died, and its memory is free. Stops the daemon."""
+    memory = SharedMemory(f'overmind-{os.getpid()}-{daemon.pid}')
+    try:
+        held = Holdings(daemon, memory)
+        yield held
+        if daemon.alive():
+            held.assert_back()
+        daemon.stop()
+        wait_until(lambda: memory.nbytes() == 0, memory.nbytes)
+    finally:
+        daemon.stop(check=False)
+        memory.close()

@@ -92,6 +92,15 @@ def _replace() -> dict[str, Any]:
     os.execv(sys.executable, [sys.executable, '-c', 'print("{}", flush=True); input()'])
 
 
+def _cycles(root: str, count: str) -> dict[str, Any]:
+    """Load and evict, again and again."""
+    for _ in range(int(count)):
+        _load('numbered', '1')
+        for entry in os.listdir(os.path.join(root, 'pipelines')):
+            os.rmdir(os.path.join(root, 'pipelines', entry))
+    return _drop()
+
+
 def _compute(signs: str) -> dict[str, Any]:
     """Go over the weights again and again while a file is there, and count the rounds in another one; whether every
     round gave the same."""
@@ -116,6 +125,7 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     'mappings': lambda: {'live': overmind_cext.live_mappings()},
     'fork': _fork,
     'replace': _replace,
+    'cycles': _cycles,
     'compute': _compute,
     'stop_at': stop_at,
     **LIMITS,

@@ -17,7 +17,7 @@ from integration.checkpoints import build
 from integration.harness.conversation import Conversation, Dialogue
 from integration.harness.daemon import Daemon, detach, mounts_under
 from integration.harness.forkserver import ForkServer
-from integration.harness.holdings import Holdings, SharedMemory, wait_until
+from integration.harness.holdings import Holdings, watched
 from integration.harness.places import checkpoint_folder, daemon_binary
 from integration.harness.runs import environment, run
 
@@ -122,19 +122,9 @@ def fork_child(forkserver: ForkServer) -> Iterator[ForkChild]:
 
 @pytest.fixture
 def holdings(daemon: Daemon) -> Iterator[Holdings]:
-    """For every test of a fault. At the end, when its children are gone: the store is consistent, and what the daemon
-    had it has given back; or it has died of the test, and its memory is free."""
-    memory = SharedMemory(f'overmind-{os.getpid()}-{daemon.pid}')
-    try:
-        held = Holdings(daemon, memory)
+    """For every test of a fault: the checks at its end, when its children are gone."""
+    with watched(daemon) as held:
         yield held
-        if daemon.alive():
-            held.assert_back()
-        daemon.stop()
-        wait_until(lambda: memory.nbytes() == 0, lambda: memory.nbytes())
-    finally:
-        daemon.stop(check=False)
-        memory.close()
 
 
 @pytest.fixture(scope='session')

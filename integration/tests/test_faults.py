@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -246,7 +247,9 @@ def test_folder_below_the_mount_is_no_cache(daemon: Daemon, fork_child: ForkChil
     """A program that has seen the mount puts nothing where it was, so that there can be another one."""
     child = fork_child(daemon.root)
     assert child.ask('load assorted')['misses'] == 1
-    daemon.stop()
+    os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: not daemon.alive(), 'the daemon goes on')
+    assert mounts_under(daemon.root) == []
     answer = child.ask('load assorted')
     assert (answer['digest'], answer['bypasses']) == (truth, 1)
     assert 'the daemon is gone' in child.stderr
