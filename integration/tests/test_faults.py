@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -105,10 +104,11 @@ def test_open_arena_is_a_lease(daemon: Daemon, fork_child: ForkChild) -> None:
     (entry,) = (daemon.root / 'pipelines').iterdir()
     assert child.pid in map(int, os.getxattr(entry, 'user.overmind.lease_pids').split(b','))
     child.ask('drop')
-    deadline = time.monotonic() + 5
-    while str(child.pid).encode() in os.getxattr(entry, 'user.overmind.lease_pids').split(b','):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+
+    def held_by_child() -> bool:
+        return str(child.pid).encode() in os.getxattr(entry, 'user.overmind.lease_pids').split(b',')
+
+    wait_until(lambda: not held_by_child(), 'it keeps its lease')
 
 
 def test_no_root(fork_child: ForkChild, truth: str) -> None:

@@ -25,7 +25,15 @@ def test_simulation(tmp_path: Path) -> None:
     seed = os.environ.get('OVERMIND_SOAK_SEED') or str(random.randrange(10**9))
     print(f'OVERMIND_SOAK_SEED={seed}')
     with Daemon(tmp_path / 'mnt', '--max-bytes', '16MiB') as daemon, watched(daemon):
-        line = [sys.executable, '-m', 'integration.tests.simulation', daemon.root, tmp_path, str(SECONDS), seed]
+        line = [
+            sys.executable,
+            '-m',
+            'integration.tests.simulation',
+            str(daemon.root),
+            str(tmp_path),
+            str(SECONDS),
+            seed,
+        ]
         done = subprocess.run(line, env=environment(daemon.root), capture_output=True, text=True, timeout=SECONDS + 300)
         assert done.returncode == 0, f'OVERMIND_SOAK_SEED={seed}: {done.stderr[-4000:]}'
         counts = Counter(json.loads(done.stdout))
