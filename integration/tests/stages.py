@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import overmind_cext
+from overmind.cache import _Session
 from overmind.staging import Staging
 from overmind.store import Lock, Store
 
@@ -61,7 +62,15 @@ def _half_copied(real: Real) -> Real:
     return write_arena
 
 
-# In their order; what is replaced, and by what.
+def _before_mapping(real: Real) -> Real:
+    def _restore(self: Any, *arguments: Any) -> Any:
+        _stop('entry open')
+        return real(self, *arguments)
+
+    return _restore
+
+
+# Of a fill, in their order; what is replaced, and by what.
 STAGES: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
     'lock held': (Store, 'lock', _locked),
     'staging made': (Staging, 'arena', _before('staging made')),
@@ -70,8 +79,13 @@ STAGES: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
 }
 
 
+OF_A_HIT: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
+    'entry open': (_Session, '_restore', _before_mapping),
+}
+
+
 def stop_at(*words: str) -> dict[str, Any]:
     """The command ``stop_at STAGE``: every later load of this process stops there."""
-    owner, name, replace = STAGES[' '.join(words)]
+    owner, name, replace = {**STAGES, **OF_A_HIT}[' '.join(words)]
     setattr(owner, name, replace(getattr(owner, name)))
     return {}

@@ -192,6 +192,23 @@ def test_daemon_is_lost_in_the_middle_of_a_fill(
         assert child.finish() == 0
 
 
+@LOSSES
+@every_way
+def test_daemon_is_lost_in_the_middle_of_a_hit(
+    daemon: Daemon, fork_child: ForkChild, truth: str, loss: str, way: str
+) -> None:
+    """What is open can be mapped without it, and cannot be read."""
+    assert fork_child(daemon.root, OVERMIND_STRICT='1').ask('load assorted')['misses'] == 1
+    child = fork_child(daemon.root, OVERMIND_DEADLINE='0.5')
+    child.ask('stop_at entry open')
+    assert child.ask('load assorted') == {'stage': 'entry open'}
+    with lost(daemon, loss):
+        answer = child.ask()
+        assert (answer['digest'], answer['misses']) == (truth, 0)
+        assert (answer['hits'], answer['bypasses']) == ((0, 1) if way == 'read' else (1, 0))
+        assert child.finish() == 0
+
+
 def test_waiter_whose_daemon_dies(daemon: Daemon, fork_child: ForkChild, truth: str) -> None:
     filler, waiter = fork_child(daemon.root), fork_child(daemon.root)
     filler.ask('stop_at lock held')

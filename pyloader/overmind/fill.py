@@ -18,7 +18,7 @@ from overmind.references import References
 from overmind.restore import restore
 from overmind.staging import Staging, stage
 from overmind.statistics import Load
-from overmind.store import Lock, Store, close
+from overmind.store import Lock, Store
 
 Call = Callable[[], Any]
 
@@ -186,16 +186,11 @@ class Fill:
     def _copy(self, fd: int, plan: Any, mapped: bool, written: Written) -> None:
         import overmind_cext
 
-        own = os.dup(fd)  # for the thread, which may be left behind in a daemon that hangs
-
-        def work(written: Written) -> None:
-            try:
-                overmind_cext.write_arena(own, plan.nbytes, plan.header, plan.pieces, mapped=mapped)
-            finally:
-                close(own)
+        def work(written: Written, own: int) -> None:
+            overmind_cext.write_arena(own, plan.nbytes, plan.header, plan.pieces, mapped=mapped)
 
         # The pieces are addresses in what is written.
-        self._store.patiently(functools.partial(work, written))
+        self._store.patiently_with(fd, functools.partial(work, written))
 
     def _check(self, entry: Any) -> Any:
         """What cannot be rebuilt is found before anybody else meets it.

@@ -52,6 +52,7 @@ class OpenEntry:
     owner: int
     access: Way = 'directory'
     leases: list[int] = field(default_factory=list)  # the arenas' files, where arenas are not descriptors of these
+    store: Store | None = None  # which is there when the arenas are read, and may hang then
 
     def close(self) -> None:
         for fds in (self.arenas, self.leases):
@@ -184,7 +185,7 @@ class Store:
     def _open_at(self, at: int, folder: str) -> OpenEntry:
         """Every file through the folder's own descriptor, so that a replaced entry is never mixed with the new one."""
         manifest, owner = self._manifest(folder, at)
-        entry = OpenEntry(manifest, b'', [], owner, self.way)
+        entry = OpenEntry(manifest, b'', [], owner, self.way, store=self)
         try:
             for a in manifest.arenas:
                 fd = os.open(os.path.join('tensors', a.name), os.O_RDONLY | os.O_CLOEXEC, dir_fd=at)
@@ -273,6 +274,19 @@ class Store:
         except Hangs:
             self._hung_until = time.monotonic() + HANG_PAUSE
             raise
+
+    def patiently_with(self, fd: int, work: Callable[[int], T]) -> T:
+        """work(fd), patiently. It gets a descriptor of its own: in a daemon that hangs it may be left behind, and fd be
+        another file by then."""
+        own = os.dup(fd)
+
+        def work_and_close() -> T:
+            try:
+                return work(own)
+            finally:
+                close(own)
+
+        return self.patiently(work_and_close)
 
     def explain(self, e: OSError) -> StoreError:
         """What an error of a file operation means to a user, and what to do."""
