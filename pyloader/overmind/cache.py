@@ -235,11 +235,12 @@ class _Session:
             hit, found = self._try_hit(store, key, references)
             if found:
                 return hit
-            call = self._packed() if self._settings.fill == 'subprocess' else None
-            id = self._fill_elsewhere(store, lock, key, call) if call is not None else None
-            if id is None:
-                return self._fill(store, key, references)
-            return self._filled_elsewhere(store, id, key, references)
+            with Progress(f'loading {key.id} into the cache', background=True):
+                call = self._packed() if self._settings.fill == 'subprocess' else None
+                id = self._fill_elsewhere(store, lock, key, call) if call is not None else None
+                if id is None:
+                    return self._fill(store, key, references)
+                return self._filled_elsewhere(store, id, key, references)
         finally:
             lock.release()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterator
@@ -74,16 +75,22 @@ def _lookup(table: list[Any], references: References) -> Callable[[Any], Any]:
     return look
 
 
+def _map(nbytes: int, populate: bool, copy: bool, lease: int, fd: int) -> Any:
+    import overmind_cext
+
+    return overmind_cext.map_arena(fd, nbytes, populate=populate, copy=copy, lease=lease)
+
+
 def _storages(torch: Any, entry: OpenEntry, populate: bool) -> list[Any]:
     """One UntypedStorage a row. Ranges were checked when the manifest was decoded: torch's slicing clamps silently."""
-    import overmind_cext
     from torch.utils.dlpack import from_dlpack
 
     manifest = entry.manifest
     whole = []
     copy, leases = entry.access == 'read', entry.leases or [-1] * len(entry.arenas)
     for file, fd, lease in zip(manifest.arenas, entry.arenas, leases, strict=True):
-        capsule = overmind_cext.map_arena(fd, file.nbytes, populate=populate, copy=copy, lease=lease)
+        make = functools.partial(_map, file.nbytes, populate, copy, lease)
+        capsule = entry.store.patiently_with(fd, make) if copy and entry.store else make(fd)
         whole.append(from_dlpack(capsule).untyped_storage())
     # The method of the base class: torch's own asks each time whether the device is meta.
     windows = [super(torch.UntypedStorage, s).__getitem__ for s in whole]
