@@ -44,7 +44,8 @@ def measured(checkpoint: Path, root: Path) -> dict[str, dict[str, Any]]:
 
 
 def figures(results: dict[str, dict[str, Any]]) -> str:
-    head = ['', 'import', 'load', 'touch every page', 'first prompt', 'resident', 'proportional', 'private dirty', 'anonymous']
+    kinds = ['resident', 'proportional', 'private dirty', 'anonymous']
+    head = ['', 'import', 'load', 'touch every page', 'first prompt', *kinds]
     rows = []
     for name, result in results.items():
         spent = [result['seconds'][stage] for stage in ('import', 'load', 'touch', 'prompt')]

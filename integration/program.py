@@ -179,7 +179,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument('checkpoint', type=Path)
     parser.add_argument('--dtype', default='float16', help='of the loaded weights, whatever the files hold')
     parser.add_argument('--cache', action='store_true', help='patch the loaders first')
-    parser.add_argument('--touch', action='store_true', help='read a byte of every page of the weights, and tokenise a first prompt')
+    parser.add_argument('--touch', action='store_true', help='read a byte of every page, then tokenise a prompt')
     parser.add_argument('--forward', action='store_true', help='run the networks once on a fixed input')
     parser.add_argument('--weights', action='store_true', help='digest of all weights')
     parser.add_argument('--change', action='store_true', help='change the VAE before the pipeline is loaded with it')
