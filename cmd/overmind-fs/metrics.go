@@ -1,15 +1,18 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
 )
 
 // metricsServer answers GET /metrics; without a listener it does nothing.
@@ -23,11 +26,28 @@ func (o MountOptions) listenMetrics() (*metricsServer, error) {
 	if o.MetricsAddr == "" {
 		return &metricsServer{}, nil
 	}
-	l, err := net.Listen("tcp", o.MetricsAddr)
+	// A port that anybody else listens on is an error. Then it is taken such that a daemon that replaces this one can
+	// have it as well, before this one lets go of it.
+	probe, err := net.Listen("tcp", o.MetricsAddr)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics-addr: %w", err)
+	}
+	addr := probe.Addr().String() // with the port that was chosen for 0
+	_ = probe.Close()
+	shared := net.ListenConfig{Control: reusePort}
+	l, err := shared.Listen(context.Background(), "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("--metrics-addr: %w", err)
 	}
 	return &metricsServer{listener: l}, nil
+}
+
+func reusePort(_, _ string, c syscall.RawConn) error {
+	var err error
+	controlErr := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+	})
+	return errors.Join(controlErr, err)
 }
 
 // addr is where it listens, "" for nowhere.

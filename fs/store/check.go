@@ -45,9 +45,6 @@ func (s *Store) Check() error {
 			if e.id != id || e.state != want {
 				fail("%s[%s]: id %s, state %d", name, id, e.id, e.state)
 			}
-			if want == Published && e.idleSince.Before(e.lastUse) {
-				fail("%s[%s]: idle since %v, used at %v", name, id, e.idleSince, e.lastUse)
-			}
 			e.allFiles(func(f *File) {
 				if want == Tombstone {
 					return

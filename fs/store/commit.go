@@ -171,7 +171,7 @@ func (s *Store) readManifest(e *Entry) (*schema.Manifest, error) {
 			return nil, fmt.Errorf("%w: no %s", ErrIncomplete, name)
 		}
 	}
-	m, err := decodeManifest(manifest.fd, manifest.Size())
+	m, err := decodeMemfd(manifest.fd, manifest.Size())
 	if err != nil {
 		return nil, err
 	}
@@ -218,7 +218,7 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 		return err
 	}
 	old := s.entries[e.id]
-	stale := s.superseded(e, factsOf(m))
+	stale := s.outdated(e, factsOf(m))
 	switch {
 	case old == nil && len(stale) == 0:
 		if err := s.reserveEntry(); err != nil {
@@ -233,7 +233,7 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 	}
 	e.state, e.facts, e.lastUse = Published, factsOf(m), s.opts.Now()
 	e.released = nil // nobody can write any more
-	e.nowIdle()
+	s.mayExpire()
 	e.allFiles(func(f *File) { f.move(inCache) })
 	delete(s.staging, e.id)
 	delete(s.tombs, e.id)
@@ -262,9 +262,9 @@ func supersedes(newer, old facts) bool {
 	return newer.scope != "" && old.scope == newer.scope && old.createdNS < newer.createdNS
 }
 
-// superseded returns the entries of other ids that nobody will ask for once e is there: older ones of the same loader,
+// outdated returns the entries of other ids that nobody will ask for once e is there: older ones of the same loader,
 // arguments and owner. A pinned one stays, since what people pin is the name.
-func (s *Store) superseded(e *Entry, newer facts) []*Entry {
+func (s *Store) outdated(e *Entry, newer facts) []*Entry {
 	var out []*Entry
 	for id, old := range s.entries {
 		if id != e.id && !old.pinned && old.owner.UID == e.owner.UID && supersedes(newer, old.facts) {

@@ -44,7 +44,7 @@ type Entry struct {
 	pinned     bool
 	hits       uint64
 	lastUse    time.Time
-	idleSince  time.Time     // the last use, end of the last lease, or unpinning, whichever came last
+	letGo      time.Time     // the end of the last lease, or of a pin
 	facts      facts         // set once, by Commit
 	tomb       *tombstone    // set once, when state becomes Tombstone
 	released   chan struct{} // gets a token when a write handle of a file in it is released
@@ -221,13 +221,18 @@ func (e *Entry) leased() bool {
 // idle says whether the entry may be evicted although nobody asked for that.
 func (e *Entry) idle() bool { return !e.pinned && !e.leased() }
 
-// nowIdle notes that the entry has been in use until now.
-func (e *Entry) nowIdle() {
-	e.idleSince = e.store.opts.Now()
-	select {
-	case e.store.becameIdle <- struct{}{}:
-	default:
+// idleSince is when an idle entry was last used, leased or pinned.
+func (e *Entry) idleSince() time.Time {
+	if e.letGo.After(e.lastUse) {
+		return e.letGo
 	}
+	return e.lastUse
+}
+
+// wasLetGo notes that the entry has been leased or pinned until now.
+func (e *Entry) wasLetGo() {
+	e.letGo = e.store.opts.Now()
+	e.store.mayExpire()
 }
 
 // Hit counts a reader that loads the entry, and makes it the most recently used one.
@@ -240,7 +245,6 @@ func (e *Entry) Hit() {
 	e.hits++
 	e.store.counters.Hits++
 	e.lastUse = e.store.opts.Now()
-	e.idleSince = e.lastUse
 }
 
 // SetPinned pins the entry, so that it is never evicted to make room, or unpins it.
@@ -254,7 +258,7 @@ func (e *Entry) SetPinned(c Caller, pinned bool) error {
 		return ErrNotOwner
 	}
 	if e.pinned && !pinned {
-		e.nowIdle()
+		e.wasLetGo()
 	}
 	e.pinned = pinned
 	return nil

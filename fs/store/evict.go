@@ -194,7 +194,7 @@ func (s *Store) bury(e *Entry) {
 		arenas:  len(e.arenas),
 	}
 	manifest := e.blobs[ManifestName]
-	m, err := decodeManifest(manifest.fd, manifest.bytes)
+	m, err := decodeMemfd(manifest.fd, manifest.bytes)
 	if err == nil {
 		tomb.manifest, tomb.windows = m, len(m.Storages)
 	} else {

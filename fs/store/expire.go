@@ -29,6 +29,14 @@ func (s *Store) ExpireIdle(ctx context.Context) {
 	}
 }
 
+// mayExpire wakes ExpireIdle if it waits for an entry that can expire.
+func (s *Store) mayExpire() {
+	select {
+	case s.becameIdle <- struct{}{}:
+	default:
+	}
+}
+
 // expire evicts what has been idle for too long. It returns the time to the next expiry, or that none is in sight.
 func (s *Store) expire() (wait time.Duration, any bool) {
 	s.mu.Lock()
@@ -39,7 +47,7 @@ func (s *Store) expire() (wait time.Duration, any bool) {
 	}
 	now := s.opts.Now()
 	for _, e := range s.idle() {
-		left := s.opts.TTL - now.Sub(e.idleSince)
+		left := s.opts.TTL - now.Sub(e.idleSince())
 		if left <= 0 {
 			s.evict(e, ReasonTTL)
 		} else if !any || left < wait {

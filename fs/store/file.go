@@ -128,7 +128,7 @@ func (h *Handle) Release() {
 		}
 	}
 	if f.kind == arena && f.entry.state == Published && !f.entry.leased() {
-		f.entry.nowIdle()
+		f.entry.wasLetGo()
 	}
 	f.unref()
 }

@@ -96,11 +96,11 @@ func (s *Store) decode(f *File) (*schema.Manifest, error) {
 	fd, size := f.fd, f.bytes
 	s.mu.Unlock()
 	defer s.mu.Lock()
-	return decodeManifest(fd, size)
+	return decodeMemfd(fd, size)
 }
 
-// decodeManifest decodes from a mapping, so that a large manifest does not take its size once more.
-func decodeManifest(fd int, size uint64) (*schema.Manifest, error) {
+// decodeMemfd decodes from a mapping, so that a large manifest does not take its size once more.
+func decodeMemfd(fd int, size uint64) (*schema.Manifest, error) {
 	if size == 0 {
 		return nil, fmt.Errorf("%w: empty", schema.ErrMalformed)
 	}
