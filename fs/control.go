@@ -63,14 +63,14 @@ func (t *tree) openArena(c store.Caller, r schema.Request) (int, error) {
 		return -1, store.ErrNotOwner
 	}
 	find := t.store.Published
-	if r.Staged {
+	if r.Staged() {
 		find = t.store.Staging
 	}
 	e, err := find(r.ID)
 	if err != nil {
 		return -1, err
 	}
-	if r.Staged && !c.Owns(e.Owner()) {
+	if r.Staged() && !c.Owns(e.Owner()) {
 		return -1, store.ErrNotOwner
 	}
 	f, err := e.File(store.TensorsName, r.Name)
@@ -80,5 +80,5 @@ func (t *tree) openArena(c store.Caller, r schema.Request) (int, error) {
 	if serialIno(f.Serial()) != r.Inode {
 		return -1, fmt.Errorf("%w: it was replaced", store.ErrNotFound)
 	}
-	return f.Reopen(r.Staged, c.PID)
+	return f.Reopen(r.Staged(), c.PID)
 }

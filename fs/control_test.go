@@ -18,6 +18,7 @@ import (
 	"overmind-fs/fs/fstest"
 	"overmind-fs/fs/store"
 	"overmind-fs/schema"
+	"overmind-fs/schema/control"
 )
 
 // passed asks a mount for an arena, as the loader does.
@@ -39,7 +40,10 @@ func passedBy(path string, staged bool, id string, inode uint64) (int, error) {
 	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		return -1, err
 	}
-	r := schema.Request{Staged: staged, ID: id, Name: fstest.ArenaName, Inode: inode}
+	r := schema.Request{Op: control.OpOpenPublished, ID: id, Name: fstest.ArenaName, Inode: inode}
+	if staged {
+		r.Op = control.OpOpenStaged
+	}
 	if _, err := c.Write(r.Encode()); err != nil {
 		return -1, err
 	}

@@ -19,9 +19,10 @@ import (
 
 	"overmind-fs/fs/store"
 	"overmind-fs/schema"
+	"overmind-fs/schema/control"
 )
 
-var request = schema.Request{ID: "a", Name: "model.safetensors", Inode: 1}
+var request = schema.Request{Op: control.OpOpenPublished, ID: "a", Name: "model.safetensors", Inode: 1}
 
 func must(t *testing.T, err error) {
 	t.Helper()
