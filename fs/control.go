@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"syscall"
 
 	fusefs "github.com/hanwen/go-fuse/v2/fs"
@@ -38,7 +39,7 @@ func (l *controlLink) Getattr(_ context.Context, _ fusefs.FileHandle, out *fuse.
 }
 
 // listenControl starts the control socket, or says why there is none.
-func (t *tree) listenControl(wanted bool) (*fdpass.Server, error) {
+func (t *tree) listenControl(wanted bool, takeOver func(store.Caller, *net.UnixConn)) (*fdpass.Server, error) {
 	if !wanted {
 		return nil, errors.New("switched off")
 	}
@@ -46,7 +47,7 @@ func (t *tree) listenControl(wanted bool) (*fdpass.Server, error) {
 		return nil, err
 	}
 	return fdpass.Listen(fdpass.Options{
-		Open: t.openArena, Errno: toErrno, Logger: t.log,
+		Open: t.openArena, TakeOver: takeOver, Errno: toErrno, Logger: t.log,
 		Audience: fdpass.Audience{Everyone: t.shared, UID: t.owner.UID, GID: t.owner.GID},
 	})
 }

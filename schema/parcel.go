@@ -14,6 +14,8 @@ type Parcel struct {
 	Kind  control.ParcelKind
 	Entry EntryRecord
 	File  FileRecord
+	// Message says why a takeover failed.
+	Message string
 }
 
 // EntryRecord is what another daemon has to know of an entry besides its files. Times are Unix time in nanoseconds.
@@ -49,6 +51,9 @@ func DecodeParcel(message []byte) (p Parcel, err error) {
 		p.Kind = t.Kind()
 		switch p.Kind {
 		case control.ParcelKindFrozen, control.ParcelKindEnd:
+			return nil
+		case control.ParcelKindFailed:
+			p.Message = string(t.Message())
 			return nil
 		case control.ParcelKindEntry:
 			return p.Entry.decode(t.Entry(nil))
@@ -92,12 +97,14 @@ func (r *FileRecord) decode(t *control.File) error {
 // Encode makes the message.
 func (p Parcel) Encode() []byte {
 	b := flatbuffers.NewBuilder(512)
-	var entry, file flatbuffers.UOffsetT
+	var entry, file, message flatbuffers.UOffsetT
 	switch p.Kind {
 	case control.ParcelKindEntry:
 		entry = p.Entry.encode(b)
 	case control.ParcelKindFile:
 		file = p.File.encode(b)
+	case control.ParcelKindFailed:
+		message = b.CreateString(p.Message[:min(len(p.Message), maxReplyText)])
 	}
 	control.ParcelStart(b)
 	control.ParcelAddVersion(b, ControlVersion)
@@ -107,6 +114,9 @@ func (p Parcel) Encode() []byte {
 	}
 	if file != 0 {
 		control.ParcelAddFile(b, file)
+	}
+	if message != 0 {
+		control.ParcelAddMessage(b, message)
 	}
 	b.FinishSizePrefixedWithFileIdentifier(control.ParcelEnd(b), []byte(control.RequestIdentifier))
 	return b.FinishedBytes()

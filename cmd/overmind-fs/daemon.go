@@ -25,7 +25,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 		return err
 	}
 	defer closeLog()
-	dir, err := prepareMountPoint(o.Dir, logger)
+	dir, predecessor, err := o.mountPoint(logger)
 	if err != nil {
 		return err
 	}
@@ -45,9 +45,15 @@ func (o MountOptions) Run(ctx context.Context) error {
 		Dir: dir, Store: s, Logger: logger, Version: buildVersion(),
 		UID: uid, GID: gid, AllowOther: o.AllowOther, Served: o.User != "",
 		Passthrough: o.Passthrough, FDPassing: o.FDPassing, HugePages: hugeErr, Debug: o.LogLevel < slog.LevelDebug,
+		Detached: predecessor != "",
 	})
 	if err != nil {
 		return err
+	}
+	if predecessor != "" {
+		if err := takeOver(m, predecessor, dir, logger); err != nil {
+			return err
+		}
 	}
 	st := m.Status()
 	logger.Info("mounted", "dir", dir, "version", st.Version, "pid", st.PID, "uid", uid,
@@ -61,6 +67,8 @@ func (o MountOptions) Run(ctx context.Context) error {
 	case <-m.Done():
 		logger.Info("unmounted by somebody else", "dir", dir)
 		return nil
+	case <-m.Superseded():
+		return outlive(ctx, m, s, logger)
 	case <-ctx.Done():
 	}
 	lazy, err := m.Unmount()

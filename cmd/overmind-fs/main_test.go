@@ -26,6 +26,10 @@ const (
 	holdEnv = "OVERMIND_TEST_HOLD"
 	// openEnv makes it a client that opens the named file, and closes it when its input ends.
 	openEnv = "OVERMIND_TEST_OPEN"
+	// lookEnv makes it a client that reads the named entry again and again until its input ends, and fillEnv one that
+	// takes the lock of "dying" in the named cache, stages it, and waits.
+	lookEnv = "OVERMIND_TEST_LOOK"
+	fillEnv = "OVERMIND_TEST_FILL"
 )
 
 func TestMain(m *testing.M) {
@@ -42,6 +46,20 @@ func TestMain(m *testing.M) {
 	}
 	if path := os.Getenv(openEnv); path != "" {
 		if err := holdOpen(path); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if dir := os.Getenv(lookEnv); dir != "" {
+		if err := keepLooking(dir); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if root := os.Getenv(fillEnv); root != "" {
+		if err := holdFill(root); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}

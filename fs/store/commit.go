@@ -30,6 +30,7 @@ func (s *Store) Commit(ctx context.Context, id string, c Caller, noReplace bool)
 		}
 	}()
 	e.committing = false
+	s.changed.Broadcast()
 	if err == nil {
 		err = s.publish(e, m, c, noReplace)
 	}
@@ -45,7 +46,9 @@ func (s *Store) Commit(ctx context.Context, id string, c Caller, noReplace bool)
 
 // beginCommit marks the staging and takes a reference to each of its files.
 func (s *Store) beginCommit(id string, c Caller, noReplace bool) (*Entry, []*File, error) {
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return nil, nil, err
+	}
 	defer s.mu.Unlock()
 	e := s.staging[id]
 	switch {
@@ -175,13 +178,14 @@ func (s *Store) readManifest(e *Entry) (*schema.Manifest, error) {
 	return m, m.Validate(schema.Files{ID: e.id, Arenas: arenas, StructureNbytes: structure.Size()})
 }
 
-// decodeFile decodes a manifest from a mapping, so that a large one does not take its size once more.
-func decodeFile(f *File) (*schema.Manifest, error) {
-	size := f.Size()
+func decodeFile(f *File) (*schema.Manifest, error) { return decodeMemfd(f.fd, f.Size()) }
+
+// decodeMemfd decodes a manifest from a mapping, so that a large one does not take its size once more.
+func decodeMemfd(fd int, size uint64) (*schema.Manifest, error) {
 	if size == 0 {
 		return nil, fmt.Errorf("%w: empty", schema.ErrMalformed)
 	}
-	buf, err := unix.Mmap(f.fd, 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
+	buf, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map manifest: %w", err)
 	}

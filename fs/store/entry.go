@@ -40,6 +40,7 @@ type Entry struct {
 	hadLock    bool // its filler held a handle on the lock when it began
 	committing bool
 	abandoned  bool // the filler went away while committing
+	moved      bool // a staging that another daemon has now
 	hasTensors bool // the folder tensors/ was made
 	blobs      map[string]*File
 	arenas     map[string]*File
@@ -87,6 +88,13 @@ func (e *Entry) JSONSize() uint64 {
 	return e.jsonSize()
 }
 
+// Moved says whether this was a staging that another daemon has now.
+func (e *Entry) Moved() bool {
+	e.store.mu.Lock()
+	defer e.store.mu.Unlock()
+	return e.moved
+}
+
 // HasTensors says whether the folder tensors/ shows.
 func (e *Entry) HasTensors() bool {
 	e.store.mu.Lock()
@@ -108,6 +116,9 @@ func (e *Entry) HasTensors() bool {
 func (e *Entry) File(dir, name string) (*File, error) {
 	e.store.mu.Lock()
 	defer e.store.mu.Unlock()
+	if e.moved {
+		return nil, ErrSuperseded
+	}
 	f := e.names(dir)[name]
 	if f == nil || e.state == Gone || e.hidden(dir, name) {
 		return nil, ErrNotFound
@@ -249,7 +260,9 @@ func (e *Entry) Hit() {
 
 // SetPinned pins the entry, so that it is never evicted to make room, or unpins it.
 func (e *Entry) SetPinned(c Caller, pinned bool) error {
-	e.store.mu.Lock()
+	if err := e.store.enter(); err != nil {
+		return err
+	}
 	defer e.store.mu.Unlock()
 	if e.state != Published {
 		return ErrNotFound

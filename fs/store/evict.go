@@ -27,7 +27,9 @@ type tombstone struct {
 
 // Evict removes a published entry, or what "rm -r" has left of one.
 func (s *Store) Evict(id string, c Caller) error {
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return err
+	}
 	defer s.mu.Unlock()
 	e := s.published(id)
 	if e == nil {
@@ -64,7 +66,9 @@ func (s *Store) detach(e *Entry) {
 // and leaves a tombstone, in which every remaining name can be unlinked.
 func (e *Entry) Unlink(dir, name string, c Caller) error {
 	s := e.store
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return err
+	}
 	defer s.mu.Unlock()
 	if !c.Owns(e.owner) {
 		return ErrNotOwner
@@ -103,7 +107,9 @@ func (e *Entry) Unlink(dir, name string, c Caller) error {
 // RemoveDir removes tensors/ or storages/, which must be empty.
 func (e *Entry) RemoveDir(name string, c Caller) error {
 	s := e.store
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return err
+	}
 	defer s.mu.Unlock()
 	if !c.Owns(e.owner) {
 		return ErrNotOwner

@@ -61,6 +61,12 @@ type Store struct {
 	bytes    [buckets]uint64
 	pending  uint64 // part of bytes that is being allocated, and so not yet missing from the free memory
 	counters Counters
+
+	// of a takeover, see supersede.go
+	frozen     bool
+	superseded bool
+	changed    *sync.Cond     // on mu: frozen, superseded, or the end of a commit or an allocation
+	stands     map[any]func() // what stands for our locks (by id) and writers (by *File) in the other daemon
 }
 
 // New returns an empty store.
@@ -74,7 +80,7 @@ func New(opts Options) *Store {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Store{
+	s := &Store{
 		opts:     opts,
 		os:       &opts.OS,
 		log:      opts.Logger,
@@ -85,6 +91,8 @@ func New(opts Options) *Store {
 		files:    map[*File]struct{}{},
 		counters: Counters{Evictions: map[Reason]uint64{}},
 	}
+	s.changed = sync.NewCond(&s.mu)
+	return s
 }
 
 // Close lets go of all entries and refuses new ones. Memory under open handles goes with the process.
@@ -112,8 +120,11 @@ func (s *Store) nextSerial() uint64 {
 func (s *Store) Published(id string) (*Entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.published(id); e != nil {
+	switch e := s.published(id); {
+	case e != nil:
 		return e, nil
+	case s.superseded:
+		return nil, ErrSuperseded // it may be there
 	}
 	return nil, ErrNotFound
 }
@@ -156,7 +167,10 @@ func (s *Store) PublishedIDs() []string {
 func (s *Store) Staging(id string) (*Entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.staging[id]; e != nil {
+	switch e := s.staging[id]; {
+	case s.superseded:
+		return nil, ErrSuperseded
+	case e != nil:
 		return e, nil
 	}
 	return nil, ErrNotFound

@@ -15,9 +15,12 @@ func (f *File) Truncate(size uint64) error {
 	s := f.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.awaitThaw()
 	switch {
 	case f.entry.state == Published || f.entry.state == Tombstone:
 		return ErrReadOnly
+	case s.superseded && f.writers == 0:
+		return ErrSuperseded
 	case !f.attached:
 		return ErrNotFound
 	case f.entry.committing || f.busy:
@@ -44,6 +47,7 @@ func (f *File) Truncate(size uint64) error {
 
 	s.pending -= size
 	f.busy = false
+	s.changed.Broadcast()
 	f.sized, f.huge = err == nil, huge
 	if err != nil {
 		f.grow(-int64(size))

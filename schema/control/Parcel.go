@@ -91,8 +91,16 @@ func (rcv *Parcel) File(obj *File) *File {
 	return nil
 }
 
+func (rcv *Parcel) Message() []byte {
+	o := flatbuffers.UOffsetT(rcv._tab.Offset(12))
+	if o != 0 {
+		return rcv._tab.ByteVector(o + rcv._tab.Pos)
+	}
+	return nil
+}
+
 func ParcelStart(builder *flatbuffers.Builder) {
-	builder.StartObject(4)
+	builder.StartObject(5)
 }
 func ParcelAddVersion(builder *flatbuffers.Builder, version uint32) {
 	builder.PrependUint32Slot(0, version, 0)
@@ -105,6 +113,9 @@ func ParcelAddEntry(builder *flatbuffers.Builder, entry flatbuffers.UOffsetT) {
 }
 func ParcelAddFile(builder *flatbuffers.Builder, file flatbuffers.UOffsetT) {
 	builder.PrependUOffsetTSlot(3, flatbuffers.UOffsetT(file), 0)
+}
+func ParcelAddMessage(builder *flatbuffers.Builder, message flatbuffers.UOffsetT) {
+	builder.PrependUOffsetTSlot(4, flatbuffers.UOffsetT(message), 0)
 }
 func ParcelEnd(builder *flatbuffers.Builder) flatbuffers.UOffsetT {
 	return builder.EndObject()

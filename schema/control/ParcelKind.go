@@ -12,6 +12,7 @@ const (
 	ParcelKindFile   ParcelKind = 2
 	ParcelKindFrozen ParcelKind = 3
 	ParcelKindEnd    ParcelKind = 4
+	ParcelKindFailed ParcelKind = 5
 )
 
 var EnumNamesParcelKind = map[ParcelKind]string{
@@ -20,6 +21,7 @@ var EnumNamesParcelKind = map[ParcelKind]string{
 	ParcelKindFile:   "File",
 	ParcelKindFrozen: "Frozen",
 	ParcelKindEnd:    "End",
+	ParcelKindFailed: "Failed",
 }
 
 var EnumValuesParcelKind = map[string]ParcelKind{
@@ -28,6 +30,7 @@ var EnumValuesParcelKind = map[string]ParcelKind{
 	"File":   ParcelKindFile,
 	"Frozen": ParcelKindFrozen,
 	"End":    ParcelKindEnd,
+	"Failed": ParcelKindFailed,
 }
 
 func (v ParcelKind) String() string {

@@ -22,6 +22,7 @@ class ParcelKind(object):
     File = 2
     Frozen = 3
     End = 4
+    Failed = 5
 
 
 class Request(object):
@@ -440,8 +441,15 @@ class Parcel(object):
             return obj
         return None
 
+    # Parcel
+    def Message(self) -> Optional[str]:
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
 def ParcelStart(builder: flatbuffers.Builder):
-    builder.StartObject(4)
+    builder.StartObject(5)
 
 def ParcelAddVersion(builder: flatbuffers.Builder, version: int):
     builder.PrependUint32Slot(0, version, 0)
@@ -454,6 +462,9 @@ def ParcelAddEntry(builder: flatbuffers.Builder, entry: int):
 
 def ParcelAddFile(builder: flatbuffers.Builder, file: int):
     builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(file), 0)
+
+def ParcelAddMessage(builder: flatbuffers.Builder, message: int):
+    builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(message), 0)
 
 def ParcelEnd(builder: flatbuffers.Builder) -> int:
     return builder.EndObject()
