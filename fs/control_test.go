@@ -230,6 +230,11 @@ func TestWhoIsServed(t *testing.T) {
 			must(t, os.Chmod(path, 0o666))
 			check("false", "a", "pipelines", c.published, false)
 			check("true", "s", "staging", c.staged, false)
+			for uid, want := range map[uint32]string{0: "ok", user: "EPERM", other: "EPERM"} {
+				if got := start(t, uid, "takeover", path).finish(); got != want {
+					t.Errorf("takeover by %d: %s, want %s", uid, got, want)
+				}
+			}
 			filler.kill()
 		})
 	}

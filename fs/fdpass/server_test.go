@@ -175,7 +175,7 @@ func TestErrorsAreAnswered(t *testing.T) {
 		code    syscall.Errno
 	}{
 		"missing":   {request.Encode(), syscall.ENOENT},
-		"panic":     {schema.Request{ID: "panic", Name: "x.safetensors"}.Encode(), syscall.EIO},
+		"panic":     {schema.Request{Op: control.OpOpenPublished, ID: "panic", Name: "x.safetensors"}.Encode(), syscall.EIO},
 		"garbage":   {[]byte("\x04\x00\x00\x00abcd"), syscall.EBADMSG},
 		"no frame":  {[]byte("abcdefgh"), syscall.EMSGSIZE},
 		"too long":  {long, syscall.EMSGSIZE},

@@ -184,10 +184,15 @@ func (a *Adoption) checkManifest(blobs map[string]Passed, arenas map[string]uint
 
 // Adopt puts entries and stagings of another daemon into a new store, with their serial numbers and so with their inode
 // numbers. Where they do not fit into the limits, idle entries leave as they would for a fill. Memory that is evicted
-// here is free when the other daemon has let go of it too.
+// here is free when the other daemon has let go of it too. It owns what it is given, also when it fails.
 func (s *Store) Adopt(all []*Adoption) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer func() {
+		for _, a := range all {
+			a.Close()
+		}
+	}()
 	for _, a := range all {
 		if err := s.adopt(a); err != nil {
 			return fmt.Errorf("%s: %w: %w", a.ID, ErrForeign, err)
