@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	sdnotify "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
 
@@ -37,10 +38,19 @@ func (o MountOptions) Run(ctx context.Context) error {
 
 	calls := store.NewOS()
 	hugeErr := store.ProbeHugePages(calls)
-	s := store.New(store.Options{
+	options := store.Options{
 		MaxBytes: o.MaxBytes, MaxEntries: o.MaxEntries, HugePages: hugeErr == nil, OS: calls, Logger: logger,
-	})
+	}
+	keeper, kept := openKeeper(&calls, predecessor == "", logger)
+	if keeper != nil {
+		defer keeper.Close()
+		options.Keeper = keeper
+	}
+	s := store.New(options)
 	defer s.Close()
+	if err := s.Adopt(kept); err != nil {
+		return err
+	}
 	m, err := overmindfs.New(overmindfs.Options{
 		Dir: dir, Store: s, Logger: logger, Version: buildVersion(),
 		UID: uid, GID: gid, AllowOther: o.AllowOther, Served: o.User != "",
@@ -62,6 +72,10 @@ func (o MountOptions) Run(ctx context.Context) error {
 		"fd_passing", st.FDPassing.Active, "fd_passing_reason", st.FDPassing.Reason,
 		"huge_pages", st.HugePages.Active, "huge_pages_reason", st.HugePages.Reason)
 	readyPipe().ready()
+	notifyReady(logger)
+	if keeper != nil {
+		keeper.Start()
+	}
 
 	select {
 	case <-m.Done():
@@ -71,6 +85,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 		return outlive(ctx, m, s, logger)
 	case <-ctx.Done():
 	}
+	notify(sdnotify.SdNotifyStopping, logger)
 	lazy, err := m.Unmount()
 	if err != nil {
 		return err

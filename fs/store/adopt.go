@@ -235,6 +235,9 @@ func (s *Store) adopt(a *Adoption) error {
 	a.files = nil
 	table[a.ID] = e
 	s.serial = max(s.serial, e.serial)
+	if !a.Staging {
+		s.keep(e)
+	}
 	return nil
 }
 

@@ -244,6 +244,7 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 	delete(s.staging, e.id)
 	delete(s.tombs, e.id)
 	s.entries[e.id] = e
+	s.keep(e)
 	s.counters.FillsCommitted++
 	s.log.Info("published", "entry", e.id, "bytes", e.info().Bytes, "arenas", len(e.arenas), "uid", e.owner.UID)
 	return nil

@@ -256,6 +256,7 @@ func (e *Entry) Hit() {
 	e.hits++
 	e.store.counters.Hits++
 	e.lastUse = e.store.opts.Now()
+	e.store.update(e)
 }
 
 // SetPinned pins the entry, so that it is never evicted to make room, or unpins it.
@@ -271,5 +272,6 @@ func (e *Entry) SetPinned(c Caller, pinned bool) error {
 		return ErrNotOwner
 	}
 	e.pinned = pinned
+	e.store.update(e)
 	return nil
 }

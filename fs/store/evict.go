@@ -52,6 +52,7 @@ func (s *Store) evict(e *Entry, why Reason) {
 	info := e.info()
 	delete(s.entries, e.id)
 	s.detach(e)
+	s.forget(e)
 	s.counters.Evictions[why]++
 	s.log.Info("evicted", "entry", e.id, "reason", why, "bytes", info.Bytes, "leases", info.Leases, "hits", info.Hits)
 }

@@ -23,6 +23,7 @@ type Options struct {
 	// CommitWait bounds each of the two waits of a commit, for writers and for writable mappings; 0: one second.
 	CommitWait time.Duration
 	Now        func() time.Time // nil: time.Now
+	Keeper     Keeper           // nil: nothing outlives the process
 }
 
 // Caller is who asks. PID is the process (not the thread), 0 when it is not visible.
