@@ -72,7 +72,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 		"fd_passing", st.FDPassing.Active, "fd_passing_reason", st.FDPassing.Reason,
 		"huge_pages", st.HugePages.Active, "huge_pages_reason", st.HugePages.Reason)
 	readyPipe().ready()
-	notifyReady(logger)
+	notifyReady(predecessor != "", logger)
 	if keeper != nil {
 		keeper.Start()
 	}
