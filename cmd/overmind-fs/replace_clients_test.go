@@ -121,3 +121,22 @@ func (h *halfFill) finish(t *testing.T) {
 		return err == nil
 	})
 }
+
+// unservedMount makes a mount that nobody serves, and returns it with its open /dev/fuse.
+func unservedMount(t *testing.T) (mount, fuse int) {
+	t.Helper()
+	fuse, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	must(t, err)
+	config, err := unix.Fsopen("fuse", unix.FSOPEN_CLOEXEC)
+	must(t, err)
+	defer func() { _ = unix.Close(config) }()
+	for name, value := range map[string]string{
+		"fd": fmt.Sprint(fuse), "rootmode": "40000", "user_id": "0", "group_id": "0",
+	} {
+		must(t, unix.FsconfigSetString(config, name, value))
+	}
+	must(t, unix.FsconfigCreate(config))
+	mount, err = unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, 0)
+	must(t, err)
+	return mount, fuse
+}

@@ -239,6 +239,11 @@ func TestFailedReplaceLeavesTheOldOne(t *testing.T) {
 	for name, end := range map[string]func(*handover.Takeover) error{
 		"it dies":  func(h *handover.Takeover) error { h.Close(); return handover.ErrRefused },
 		"it hangs": func(*handover.Takeover) error { return handover.ErrRefused },
+		"its mount hangs": func(h *handover.Takeover) error {
+			mount, fuse := unservedMount(t)
+			defer func() { _, _ = unix.Close(mount), unix.Close(fuse) }()
+			return h.Switch(mount)
+		},
 		"it has no mount": func(h *handover.Takeover) error {
 			fd, err := unix.Open(t.TempDir(), unix.O_PATH|unix.O_CLOEXEC, 0)
 			must(t, err)

@@ -24,11 +24,10 @@ type manager struct {
 	t      *testing.T
 	socket string
 
-	mu      sync.Mutex
-	said    []string // READY=1 and the like
-	names   []string // of files
-	files   []*os.File
-	ignores bool // what is to be stored
+	mu    sync.Mutex
+	said  []string // READY=1 and the like
+	names []string // of files
+	files []*os.File
 }
 
 func newManager(t *testing.T) *manager {
