@@ -17,7 +17,9 @@ import (
 // it was, except that files may be sealed already; another Commit may follow. With noReplace an existing entry is
 // ErrExists.
 func (s *Store) Commit(ctx context.Context, id string, c Caller, noReplace bool) error {
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return fmt.Errorf("commit %s: %w", id, err)
+	}
 	defer s.mu.Unlock()
 	e, files, err := s.beginCommit(id, c, noReplace)
 	if err != nil {
@@ -71,6 +73,7 @@ func (s *Store) endCommit(e *Entry, files []*File) {
 		f.unref()
 	}
 	e.committing = false
+	s.changed.Broadcast()
 	if e.abandoned && e.state == Staging {
 		s.drop(e, "its filler let go of the lock")
 	}
@@ -239,6 +242,7 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 		delete(s.removals, e.id) // whoever fills it anew has done with the older one
 	}
 	s.entries[e.id] = e
+	s.keep(e)
 	size := e.info().Bytes
 	s.counters.FillsCommitted++
 	s.counters.FilledBytes += size

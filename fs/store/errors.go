@@ -14,9 +14,14 @@ var (
 	ErrNotOwner = errors.New("not the owner")
 	// ErrNotEmpty is returned when a folder inside an entry still has names in it.
 	ErrNotEmpty = errors.New("folder not empty")
+	// ErrSuperseded is returned for changes after another daemon has taken the entries over: they belong there.
+	ErrSuperseded = errors.New("another daemon has taken over")
 	// ErrClosed is returned after Close.
 	ErrClosed = errors.New("store is closed")
 )
+
+// ErrForeign is returned when what another daemon hands over is not what it says.
+var ErrForeign = errors.New("cannot be taken over")
 
 // Errors about filling.
 var (
