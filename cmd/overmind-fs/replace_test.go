@@ -143,7 +143,7 @@ func TestReplace(t *testing.T) {
 	}
 	open.wantSame(t)
 	d.wantEnd(t)
-	wantRun(t, exitOK, "", "evict", "--root", d.dir, "--all")
+	wantRun(t, exitOK, "", "evict", "--root", d.dir, "--all", "--force")
 	eventually(t, "all memory is let go", func() bool { return memfds(t, n.cmd.Process.Pid) == 0 })
 	must(t, n.cmd.Process.Signal(syscall.SIGTERM))
 	n.wantExit(t, exitOK)
