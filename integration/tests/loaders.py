@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -47,4 +48,10 @@ def slow(signs: str) -> torch.Tensor:
     until = time.monotonic() + 60
     while os.path.exists(os.path.join(signs, 'wait')) and time.monotonic() < until:
         time.sleep(0.01)
+    return torch.arange(1000)
+
+
+def stopping() -> torch.Tensor:
+    """Stops its process, which somebody has to let go on with SIGCONT."""
+    os.kill(os.getpid(), signal.SIGSTOP)
     return torch.arange(1000)
