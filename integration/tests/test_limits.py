@@ -109,7 +109,7 @@ def test_budget_without_room(tmp_path: Path, fork_child: ForkChild) -> None:
     truth = truth_of(fork_child, 'large')
     with Daemon(tmp_path / 'small', '--max-bytes', '16MiB') as daemon:
         child = fork_child(daemon.root)
-        assert_falls_back(child, 'large', truth, 'no room in the cache')
+        assert_falls_back(child, 'large', truth, 'MiB: its budget is 16.0 MiB')
         assert child.ask('load assorted')['misses'] == 1
         now = status(daemon.root)
         assert (now['refused'], now['entries'], now['bytes']['staging']) == (1, 1, 0)

@@ -165,13 +165,15 @@ class Fill:
 
     def _fill(self, staging: Staging, written: Written) -> Any:
         start = time.perf_counter()
+        manifest = encode(written.manifest)
+        staging.reserve(sum(p.nbytes for p in written.plans) + len(written.structure) + len(manifest))
         for plan in written.plans:
             with staging.arena(plan.name, plan.nbytes) as (fd, mapped):
                 self._copy(fd, plan, mapped, written)
         copied = time.perf_counter()
         self._stats.seconds['copy'] = copied - start
         staging.write('structure.pkl', written.structure)
-        staging.write('manifest', encode(written.manifest))
+        staging.write('manifest', manifest)
         entry = staging.reopen()
         self._stats.access = entry.access
         try:

@@ -44,6 +44,26 @@ class Staging:
         os.mkdir(self.path, 0o700)
         os.mkdir(os.path.join(self.path, 'tensors'), 0o700)
 
+    def reserve(self, nbytes: int) -> None:
+        """Room for all of the fill, before any of it is written: a part of it must not drive other entries out."""
+        if not self.store.is_mount:
+            return
+        try:
+            self.store.patiently(lambda: os.setxattr(self.path, 'user.overmind.reserve', str(nbytes).encode()))
+        except OSError as e:
+            if e.errno == errno.ENOSPC:
+                raise StoreError(f'{self.path}: {self._no_room(nbytes)}') from e
+            if e.errno not in (errno.EPERM, errno.ENOTSUP):  # a daemon from before there were reservations
+                raise
+
+    def _no_room(self, nbytes: int) -> str:
+        disk = self.store.guard(lambda: os.statvfs(self.store.root))
+        return (
+            f'no room in the cache for {_mib(nbytes)}: its budget is {_mib(disk.f_blocks * disk.f_frsize)}, '
+            f'{_mib(disk.f_bavail * disk.f_frsize)} of it are unused, and what is in use or pinned stays; '
+            'see overmind-fs status, and --max-bytes of overmind-fs mount'
+        )
+
     @contextlib.contextmanager
     def arena(self, name: str, nbytes: int) -> Iterator[tuple[int, bool]]:
         """A new arena of its final size: a descriptor for writing, closed at the end, and whether it may be mapped."""
@@ -111,3 +131,7 @@ class Staging:
 
     def drop(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _mib(nbytes: int) -> str:
+    return f'{nbytes / 2**20:,.1f} MiB'
