@@ -15,7 +15,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"overmind-fs/fs/fdpass"
 	"overmind-fs/fs/fstest"
+	"overmind-fs/schema"
+	"overmind-fs/schema/control"
 )
 
 // The process that serves a mount must not map its files, and locks and uids need other processes anyway. So this
@@ -131,6 +134,24 @@ var childCommands = map[string]func([]string) error{
 		}
 		fmt.Println(errnoName(errno))
 		return nil
+	},
+	// SOCKET: the errno of a request to take over
+	"takeover": func(a []string) error {
+		c, _, err := fdpass.Dial(a[0])
+		if err != nil {
+			return err
+		}
+		defer func() { _ = c.Close() }()
+		if err := fdpass.Send(c, schema.Request{Op: control.OpTakeOver}.Encode(), -1); err != nil {
+			return err
+		}
+		message, _, err := fdpass.Receive(c)
+		if err != nil {
+			return err
+		}
+		r, err := schema.DecodeReply(message)
+		fmt.Println(errnoName(syscall.Errno(r.Code)))
+		return err
 	},
 	// PATH: keeps the file open
 	"open": func(a []string) error {

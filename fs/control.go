@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"syscall"
 
 	fusefs "github.com/hanwen/go-fuse/v2/fs"
@@ -38,7 +39,7 @@ func (l *controlLink) Getattr(_ context.Context, _ fusefs.FileHandle, out *fuse.
 }
 
 // listenControl starts the control socket, or says why there is none.
-func (t *tree) listenControl(wanted bool) (*fdpass.Server, error) {
+func (t *tree) listenControl(wanted bool, takeOver func(store.Caller, *net.UnixConn)) (*fdpass.Server, error) {
 	if !wanted {
 		return nil, errors.New("switched off")
 	}
@@ -46,7 +47,7 @@ func (t *tree) listenControl(wanted bool) (*fdpass.Server, error) {
 		return nil, err
 	}
 	return fdpass.Listen(fdpass.Options{
-		Open: t.openArena, Errno: toErrno, Logger: t.log,
+		Open: t.openArena, TakeOver: takeOver, Errno: toErrno, Logger: t.log,
 		Audience: fdpass.Audience{Everyone: t.shared, UID: t.owner.UID, GID: t.owner.GID},
 	})
 }
@@ -63,14 +64,14 @@ func (t *tree) openArena(c store.Caller, r schema.Request) (int, error) {
 		return -1, store.ErrNotOwner
 	}
 	find := t.store.Published
-	if r.Staged {
+	if r.Staged() {
 		find = t.store.Staging
 	}
 	e, err := find(r.ID)
 	if err != nil {
 		return -1, err
 	}
-	if r.Staged && !c.Owns(e.Owner()) {
+	if r.Staged() && !c.Owns(e.Owner()) {
 		return -1, store.ErrNotOwner
 	}
 	f, err := e.File(store.TensorsName, r.Name)
@@ -80,5 +81,5 @@ func (t *tree) openArena(c store.Caller, r schema.Request) (int, error) {
 	if serialIno(f.Serial()) != r.Inode {
 		return -1, fmt.Errorf("%w: it was replaced", store.ErrNotFound)
 	}
-	return f.Reopen(r.Staged, c.PID)
+	return f.Reopen(r.Staged(), c.PID)
 }

@@ -18,6 +18,7 @@ import (
 	"overmind-fs/fs/fstest"
 	"overmind-fs/fs/store"
 	"overmind-fs/schema"
+	"overmind-fs/schema/control"
 )
 
 // passed asks a mount for an arena, as the loader does.
@@ -39,7 +40,10 @@ func passedBy(path string, staged bool, id string, inode uint64) (int, error) {
 	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		return -1, err
 	}
-	r := schema.Request{Staged: staged, ID: id, Name: fstest.ArenaName, Inode: inode}
+	r := schema.Request{Op: control.OpOpenPublished, ID: id, Name: fstest.ArenaName, Inode: inode}
+	if staged {
+		r.Op = control.OpOpenStaged
+	}
 	if _, err := c.Write(r.Encode()); err != nil {
 		return -1, err
 	}
@@ -226,6 +230,11 @@ func TestWhoIsServed(t *testing.T) {
 			must(t, os.Chmod(path, 0o666))
 			check("false", "a", "pipelines", c.published, false)
 			check("true", "s", "staging", c.staged, false)
+			for uid, want := range map[uint32]string{0: "ok", user: "EPERM", other: "EPERM"} {
+				if got := start(t, uid, "takeover", path).finish(); got != want {
+					t.Errorf("takeover by %d: %s, want %s", uid, got, want)
+				}
+			}
 			filler.kill()
 		})
 	}

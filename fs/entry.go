@@ -51,6 +51,9 @@ func refusal(e *store.Entry) error {
 
 func (d *entryDir) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
 	e := d.entry
+	if e.Moved() {
+		return nil, toErrno(store.ErrSuperseded)
+	}
 	switch name {
 	case store.TensorsName:
 		if !e.HasTensors() {

@@ -20,6 +20,8 @@ var errnos = []struct {
 	{store.ErrNotOwner, syscall.EPERM},
 	{store.ErrNotEmpty, syscall.ENOTEMPTY},
 	{store.ErrClosed, syscall.ESHUTDOWN},
+	// The kernel resolves the path once more, and so finds the new mount: a program never sees this number.
+	{store.ErrSuperseded, syscall.ESTALE},
 	{store.ErrNoSpace, syscall.ENOSPC},
 	{store.ErrTooLarge, syscall.EFBIG},
 	{store.ErrResize, syscall.EINVAL},

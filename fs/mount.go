@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"sync"
 	"syscall"
 	"time"
 
@@ -30,7 +31,9 @@ type Options struct {
 	FDPassing   bool  // hand out arenas over a socket
 	HugePages   error // why the store has none
 	Pressure    error // why nobody tells the store of memory pressure
-	Debug       bool  // log every request
+	// Detached means that the mount is in no place until a running daemon puts it in its own, see Mount.TakeOver.
+	Detached bool
+	Debug    bool // log every request
 }
 
 // Mount is a mounted store.
@@ -40,7 +43,16 @@ type Mount struct {
 	server *fuse.Server
 	socket *fdpass.Server // nil without FD passing
 	dir    string
+	log    *slog.Logger
 	done   chan struct{} // closed when the serve loop has ended
+
+	detached   int           // the mount, while it is in no place; or -1
+	mounted    chan struct{} // closed when New has succeeded
+	superseded chan struct{} // closed when another daemon's mount is in the place of this one
+
+	place   sync.Mutex // held while the place in the tree changes
+	leaving bool       // guarded by place: Unmount was called
+	offers  sync.WaitGroup
 }
 
 // New mounts and serves in the background until Unmount, or until somebody else unmounts.
@@ -52,9 +64,10 @@ func New(opts Options) (*Mount, error) {
 	}
 	t.metrics = newMetrics(t)
 	t.pruner = &pruner{after: pruneAfter, seen: map[string]time.Time{}}
+	var err error
 	root := os.Geteuid() == 0
 	if !root {
-		if _, err := fusermount(); err != nil {
+		if _, err = fusermount(); err != nil {
 			return nil, err
 		}
 	}
@@ -88,15 +101,27 @@ func New(opts Options) (*Mount, error) {
 			},
 		},
 	}
-	socket, err := t.listenControl(opts.FDPassing)
+	m := &Mount{
+		tree: t, dir: opts.Dir, log: opts.Logger, detached: -1,
+		done: make(chan struct{}), mounted: make(chan struct{}), superseded: make(chan struct{}),
+	}
+	mountPoint := opts.Dir
+	if opts.Detached {
+		if mountPoint, err = m.mountDetached(opts, &nodeOptions.MountOptions); err != nil {
+			return nil, err
+		}
+	}
+	socket, err := t.listenControl(opts.FDPassing, m.offer)
 	t.fdPassing = active(err)
 	path := ""
 	if socket != nil {
 		path = socket.Path()
 	}
 	top := newRoot(t, path)
-	server, err := fuse.NewServer(fusefs.NewNodeFS(top, nodeOptions), opts.Dir, &nodeOptions.MountOptions)
+	server, err := fuse.NewServer(fusefs.NewNodeFS(top, nodeOptions), mountPoint, &nodeOptions.MountOptions)
 	if err != nil {
+		m.closeDetached()
+		close(m.done)
 		if socket != nil {
 			socket.Close()
 		}
@@ -104,12 +129,14 @@ func New(opts Options) (*Mount, error) {
 	}
 	// Before the first request is served, so that all handles of the mount agree.
 	t.passthrough = active(probePassthrough(server, opts.Passthrough))
-	m := &Mount{tree: t, root: top, server: server, socket: socket, dir: opts.Dir, done: make(chan struct{})}
+	m.root, m.server, m.socket = top, server, socket
+	close(m.mounted)
 	go func() {
 		defer close(m.done)
 		defer m.closeSocket()
 		defer t.pruner.stop()
 		server.Serve()
+		m.awaitAnswer()
 	}()
 	// server.WaitMount is not called on purpose. INIT has been answered, so there is nothing to wait for, and it opens a
 	// file of the mount to make the kernel stop asking about poll: a process that is killed in the middle of a request
@@ -123,10 +150,29 @@ func (m *Mount) Done() <-chan struct{} { return m.done }
 // Status is what status.json shows.
 func (m *Mount) Status() Status { return m.tree.status() }
 
+// discardWait is how long the end of a mount that got no place is waited for.
+const discardWait = 5 * time.Second
+
 // Unmount unmounts, lazily if files are open; the kernel ends what these still ask when the process exits, and
 // mappings of arenas stay valid. It reports whether it had to be lazy.
 func (m *Mount) Unmount() (lazy bool, err error) {
 	defer m.closeSocket()
+	m.place.Lock()
+	m.leaving = true // nobody can take the place any more
+	m.place.Unlock()
+	select {
+	case <-m.superseded: // what is mounted there is not ours
+		return true, nil
+	default:
+	}
+	if m.detached >= 0 {
+		m.closeDetached()
+		select {
+		case <-m.done:
+		case <-time.After(discardWait):
+		}
+		return false, nil
+	}
 	const tries = 5 // a file that was just closed keeps the mount busy for a moment
 	for try := range tries {
 		if err = Detach(m.dir, false); err == nil {

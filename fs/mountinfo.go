@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -46,20 +47,35 @@ func MountPoint(path string) (string, error) {
 
 // MountedType returns the type of the topmost file system mounted on the absolute path, "" if none is.
 func MountedType(path string) (string, error) {
+	found := ""
+	err := eachMountAt(path, func(_, kind string) { found = kind }) // later ones lie on top
+	return found, err
+}
+
+// mountsAt returns the ids of the mounts at the absolute path; the last one is on top.
+func mountsAt(path string) (ids []uint64, err error) {
+	var bad error
+	err = eachMountAt(path, func(id, _ string) {
+		n, e := strconv.ParseUint(id, 10, 64)
+		ids, bad = append(ids, n), errors.Join(bad, e)
+	})
+	return ids, errors.Join(err, bad)
+}
+
+func eachMountAt(path string, f func(id, kind string)) error {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return "", err
+		return err
 	}
-	found := ""
 	for line := range strings.Lines(string(text)) {
 		// 36 35 98:0 /root /mount/point options optional... - type source superoptions
 		before, after, ok := strings.Cut(line, " - ")
 		fields, types := strings.Fields(before), strings.Fields(after)
 		if ok && len(fields) >= 5 && len(types) >= 1 && unescape(fields[4]) == path {
-			found = types[0] // later lines lie on top
+			f(fields[0], types[0])
 		}
 	}
-	return found, nil
+	return nil
 }
 
 // unescape undoes the octal escapes of mountinfo.

@@ -30,12 +30,15 @@ var (
 	ErrVersion = errors.New("unknown version of the control protocol")
 )
 
-// Request asks for an arena: that of a staging, to be written, or else a published one.
+// Request asks for an arena, or is part of a takeover; then only Op counts.
 type Request struct {
-	Staged   bool
+	Op       control.Op
 	ID, Name string
 	Inode    uint64
 }
+
+// Staged says whether the arena of a staging is asked for, to be written.
+func (r Request) Staged() bool { return r.Op == control.OpOpenStaged }
 
 // Reply is the answer. Code 0 comes with a file descriptor.
 type Reply struct {
@@ -51,21 +54,30 @@ func DecodeRequest(message []byte) (r Request, err error) {
 		if v := t.Version(); v != ControlVersion {
 			return fmt.Errorf("%w: %d, this daemon has %d", ErrVersion, v, ControlVersion)
 		}
-		r = Request{Staged: t.Op() == control.OpOpenStaged, ID: string(t.Id()), Name: string(t.Name()), Inode: t.Inode()}
-		switch {
-		case !r.Staged && t.Op() != control.OpOpenPublished:
-			return fmt.Errorf("%w: operation %d", ErrRequest, t.Op())
-		case !ValidID(r.ID):
-			return fmt.Errorf("%w: id %q", ErrRequest, r.ID)
-		case !ValidArenaName(r.Name):
-			return fmt.Errorf("%w: name %q", ErrRequest, r.Name)
-		}
-		return nil
+		r = Request{Op: t.Op(), ID: string(t.Id()), Name: string(t.Name()), Inode: t.Inode()}
+		return r.check()
 	})
 	if err != nil {
 		return Request{}, err
 	}
 	return r, nil
+}
+
+func (r Request) check() error {
+	switch r.Op {
+	case control.OpTakeOver, control.OpSwitch:
+		return nil
+	case control.OpOpenPublished, control.OpOpenStaged:
+	default:
+		return fmt.Errorf("%w: operation %d", ErrRequest, r.Op)
+	}
+	switch {
+	case !ValidID(r.ID):
+		return fmt.Errorf("%w: id %q", ErrRequest, r.ID)
+	case !ValidArenaName(r.Name):
+		return fmt.Errorf("%w: name %q", ErrRequest, r.Name)
+	}
+	return nil
 }
 
 // DecodeReply reads a message, as a client does. The error is one of DecodeRequest's.
@@ -121,15 +133,11 @@ func (r Reply) Encode() []byte {
 
 // Encode makes the message of a request, as a client does.
 func (r Request) Encode() []byte {
-	op := control.OpOpenPublished
-	if r.Staged {
-		op = control.OpOpenStaged
-	}
 	b := flatbuffers.NewBuilder(256)
 	id, name := b.CreateString(r.ID), b.CreateString(r.Name)
 	control.RequestStart(b)
 	control.RequestAddVersion(b, ControlVersion)
-	control.RequestAddOp(b, op)
+	control.RequestAddOp(b, r.Op)
 	control.RequestAddId(b, id)
 	control.RequestAddName(b, name)
 	control.RequestAddInode(b, r.Inode)

@@ -12,10 +12,14 @@ import (
 	"overmind-fs/schema/control"
 )
 
-var sampleRequest = schema.Request{Staged: true, ID: "sd-turbo-0123456789ab", Name: "unet.safetensors", Inode: 3 << 28}
+var sampleRequest = schema.Request{
+	Op: control.OpOpenStaged, ID: "sd-turbo-0123456789ab", Name: "unet.safetensors", Inode: 3 << 28,
+}
 
 func TestRequestAndReplyRoundTrip(t *testing.T) {
-	for _, want := range []schema.Request{sampleRequest, {ID: "a", Name: "b.safetensors"}} {
+	for _, want := range []schema.Request{
+		sampleRequest, {Op: control.OpOpenPublished, ID: "a", Name: "b.safetensors"}, {Op: control.OpTakeOver}, {Op: control.OpSwitch},
+	} {
 		message := want.Encode()
 		got, err := schema.DecodeRequest(message)
 		if err != nil || got != want {
@@ -108,7 +112,7 @@ func TestRequestSurvivesDamage(t *testing.T) {
 
 func checkRequest(t *testing.T, message []byte) {
 	r, err := schema.DecodeRequest(message)
-	if err == nil && (!schema.ValidID(r.ID) || !schema.ValidArenaName(r.Name)) {
+	if err == nil && r.Op != control.OpTakeOver && r.Op != control.OpSwitch && (!schema.ValidID(r.ID) || !schema.ValidArenaName(r.Name)) {
 		t.Fatalf("accepted %+v", r)
 	}
 	for _, want := range []error{schema.ErrFrame, schema.ErrRequest, schema.ErrVersion} {

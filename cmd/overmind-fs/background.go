@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/coreos/go-systemd/v22/journal"
+
 	overmindfs "overmind-fs/fs"
 )
 
@@ -61,18 +63,13 @@ func (p *pipe) report(err error) error {
 
 // startBackground starts the same command again, detached, and waits until its mount answers.
 func startBackground(ctx context.Context, o MountOptions) error {
-	if o.LogFile == "" {
-		path, err := defaultLogFile(o.Dir)
-		if err != nil {
-			return err
-		}
-		o.LogFile = path
-	}
-	log, err := os.OpenFile(o.LogFile, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	log, err := o.backgroundLog()
 	if err != nil {
-		return fmt.Errorf("--log-file: %w", err)
+		return err
 	}
-	defer func() { _ = log.Close() }()
+	if log != os.Stderr {
+		defer func() { _ = log.Close() }()
+	}
 	program, err := os.Executable()
 	if err != nil {
 		return err
@@ -103,7 +100,7 @@ func startBackground(ctx context.Context, o MountOptions) error {
 		return err
 	}
 	if string(answer) == readyOK {
-		fmt.Printf("mounted %s (pid %d, log %s)\n", o.Dir, child.Process.Pid, o.LogFile)
+		fmt.Printf("mounted %s (pid %d, log %s)\n", o.Dir, child.Process.Pid, log.Name())
 		return child.Process.Release()
 	}
 	if err := child.Wait(); err == nil {
@@ -111,12 +108,33 @@ func startBackground(ctx context.Context, o MountOptions) error {
 	}
 	message := strings.TrimSpace(string(answer))
 	if message == "" {
-		return fmt.Errorf("the daemon died, see %s", o.LogFile)
+		return fmt.Errorf("the daemon died, see %s", log.Name())
 	}
 	if code := child.ProcessState.ExitCode(); code == exitUsage {
 		return usageError{message}
 	}
 	return errors.New(message)
+}
+
+// backgroundLog is where the daemon writes: to the journal where that is where we write.
+func (o MountOptions) backgroundLog() (*os.File, error) {
+	path := o.LogFile
+	if path == "" {
+		if is, err := journal.StderrIsJournalStream(); is && err == nil {
+			return os.Stderr, nil
+		}
+	}
+	if path == "" {
+		var err error
+		if path, err = defaultLogFile(o.Dir); err != nil {
+			return nil, err
+		}
+	}
+	log, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("--log-file: %w", err)
+	}
+	return log, nil
 }
 
 // defaultLogFile is named after the mount point and lies in $XDG_STATE_HOME/overmind-fs.

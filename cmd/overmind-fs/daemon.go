@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strconv"
 
+	sdnotify "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/dustin/go-humanize"
 
 	overmindfs "overmind-fs/fs"
@@ -28,7 +29,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 		return err
 	}
 	defer closeLog()
-	dir, err := prepareMountPoint(o.Dir, logger)
+	dir, predecessor, err := o.mountPoint(logger)
 	if err != nil {
 		return err
 	}
@@ -38,7 +39,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 	}
 	maxFiles := raiseFileLimit(logger)
 	debug.SetGCPercent(gcPercent)
-	metrics, err := o.listenMetrics()
+	metrics, err := o.listenMetrics(predecessor != "")
 	if err != nil {
 		return err
 	}
@@ -48,19 +49,33 @@ func (o MountOptions) Run(ctx context.Context) error {
 
 	calls := store.NewOS()
 	hugeErr := store.ProbeHugePages(calls)
-	s := store.New(store.Options{
+	options := store.Options{
 		MaxBytes: o.MaxBytes, MaxEntries: o.MaxEntries, MaxFiles: maxFiles, TTL: o.TTL,
 		HugePages: hugeErr == nil, OS: calls, Logger: logger,
-	})
+	}
+	keeper, kept := openKeeper(&calls, predecessor == "", logger)
+	if keeper != nil {
+		defer keeper.Close()
+		options.Keeper = keeper
+	}
+	s := store.New(options)
 	defer s.Close()
+	if err := s.Adopt(kept); err != nil {
+		return err
+	}
 	m, err := overmindfs.New(overmindfs.Options{
 		Dir: dir, Store: s, Logger: logger, Version: buildVersion(),
 		UID: uid, GID: gid, AllowOther: o.AllowOther, Served: o.User != "",
 		Passthrough: o.Passthrough, FDPassing: o.FDPassing, HugePages: hugeErr, Pressure: pressureErr,
-		Debug: o.LogLevel < slog.LevelDebug,
+		Debug: o.LogLevel < slog.LevelDebug, Detached: predecessor != "",
 	})
 	if err != nil {
 		return err
+	}
+	if predecessor != "" {
+		if err := takeOver(m, predecessor, dir, logger); err != nil {
+			return err
+		}
 	}
 	st := m.Status()
 	logger.Info("mounted", "dir", dir, "version", st.Version, "pid", st.PID, "uid", uid,
@@ -73,13 +88,22 @@ func (o MountOptions) Run(ctx context.Context) error {
 	stop := housekeep(ctx, s, watcher, logger)
 	defer stop()
 	readyPipe().ready()
+	notifyReady(logger)
+	if keeper != nil {
+		keeper.Start()
+	}
 
 	select {
 	case <-m.Done():
 		logger.Info("unmounted by somebody else", "dir", dir)
 		return nil
+	case <-m.Superseded():
+		stop()
+		metrics.close()
+		return outlive(ctx, m, s, logger)
 	case <-ctx.Done():
 	}
+	notify(sdnotify.SdNotifyStopping, logger)
 	lazy, err := m.Unmount()
 	if err != nil {
 		return err

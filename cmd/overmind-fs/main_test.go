@@ -28,6 +28,10 @@ const (
 	openEnv = "OVERMIND_TEST_OPEN"
 	// walkEnv makes it a process that reads the named file over and over, until its input ends.
 	walkEnv = "OVERMIND_TEST_WALK"
+	// lookEnv makes it a client that reads the named entry again and again until its input ends, and fillEnv one that
+	// takes the lock of "dying" in the named cache, stages it, and waits.
+	lookEnv = "OVERMIND_TEST_LOOK"
+	fillEnv = "OVERMIND_TEST_FILL"
 )
 
 func TestMain(m *testing.M) {
@@ -51,6 +55,20 @@ func TestMain(m *testing.M) {
 	}
 	if path := os.Getenv(walkEnv); path != "" {
 		if err := walk(path); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if dir := os.Getenv(lookEnv); dir != "" {
+		if err := keepLooking(dir); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if root := os.Getenv(fillEnv); root != "" {
+		if err := holdFill(root); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}

@@ -16,6 +16,7 @@ func cmdMount() *cli.Command {
 		ArgsUsage: "DIR",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "background", Aliases: []string{"b"}, Usage: "return once the mount answers, serve in the background"},
+			&cli.BoolFlag{Name: "replace", Usage: "take over from the daemon that is mounted there, with all it has, without a gap"},
 			&cli.StringFlag{Name: "user", Usage: "as root: serve this `USER`, who alone may use the mount"},
 			&cli.BoolFlag{Name: "allow-other", Usage: "let every user use the mount"},
 			&cli.StringFlag{Name: "max-bytes", Value: "50%", Usage: "budget: a `SIZE` such as 16GiB, or a share of the memory such as 50%"},
@@ -45,6 +46,7 @@ func cmdMount() *cli.Command {
 // MountOptions are what the flags of mount say.
 type MountOptions struct {
 	Dir         string
+	Replace     bool
 	User        string
 	AllowOther  bool
 	MaxBytes    uint64
@@ -65,7 +67,7 @@ func mountOptionsOf(c *cli.Context) (MountOptions, error) {
 		return MountOptions{}, usageError{fmt.Sprintf("mount needs one folder, got %d arguments", c.NArg())}
 	}
 	o := MountOptions{
-		Dir: c.Args().First(), User: c.String("user"), AllowOther: c.Bool("allow-other"),
+		Dir: c.Args().First(), Replace: c.Bool("replace"), User: c.String("user"), AllowOther: c.Bool("allow-other"),
 		MaxEntries: c.Int("max-entries"), TTL: c.Duration("ttl"), MetricsAddr: c.String("metrics-addr"),
 		LogFile: c.String("log-file"), Background: c.Bool("background"),
 	}
@@ -106,6 +108,9 @@ func (o MountOptions) Validate() error {
 	}
 	if o.User != "" && os.Geteuid() != 0 {
 		return usageError{"--user is for root, who mounts for somebody else; without root, just leave it out"}
+	}
+	if o.Replace && os.Geteuid() != 0 {
+		return usageError{"--replace is for root; without root, umount and mount again"}
 	}
 	if o.User != "" && o.AllowOther {
 		return usageError{"--user gives the mount to one user, --allow-other to all: choose one"}

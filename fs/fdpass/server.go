@@ -16,6 +16,7 @@ import (
 
 	"overmind-fs/fs/store"
 	"overmind-fs/schema"
+	"overmind-fs/schema/control"
 )
 
 const (
@@ -32,6 +33,8 @@ type Options struct {
 	// Open returns a descriptor for a request, which this package sends and closes, or says why not. It decides who may
 	// have what.
 	Open func(store.Caller, schema.Request) (fd int, err error)
+	// TakeOver answers a request to take over, on the connection and for as long as it wants. It closes nothing.
+	TakeOver func(store.Caller, *net.UnixConn)
 	// Errno maps errors to what goes into a reply.
 	Errno    func(error) syscall.Errno
 	Audience Audience
@@ -148,6 +151,9 @@ func (s *Server) serve(c *net.UnixConn) {
 		return // silent or gone
 	}
 	fd, err := s.answer(c, message[:n])
+	if errors.Is(err, errTakenOver) {
+		return
+	}
 	if err != nil {
 		s.opts.Logger.Debug("refused on the control socket", "error", err)
 		reply := schema.Reply{Code: int32(s.opts.Errno(err)), Message: err.Error()}
@@ -157,6 +163,9 @@ func (s *Server) serve(c *net.UnixConn) {
 	defer func() { _ = unix.Close(fd) }()
 	_, _, _ = c.WriteMsgUnix(schema.Reply{}.Encode(), unix.UnixRights(fd), nil)
 }
+
+// errTakenOver is returned when a request was answered as a takeover.
+var errTakenOver = errors.New("takeover")
 
 // answer opens what a message asks for.
 func (s *Server) answer(c *net.UnixConn, message []byte) (fd int, err error) {
@@ -174,7 +183,17 @@ func (s *Server) answer(c *net.UnixConn, message []byte) (fd int, err error) {
 	if err != nil {
 		return -1, err
 	}
-	return s.opts.Open(caller, request)
+	switch request.Op {
+	case control.OpOpenPublished, control.OpOpenStaged:
+		return s.opts.Open(caller, request)
+	case control.OpTakeOver:
+		if caller.UID != 0 && int(caller.UID) != os.Geteuid() {
+			return -1, store.ErrNotOwner
+		}
+		s.opts.TakeOver(caller, c)
+		return -1, errTakenOver
+	}
+	return -1, fmt.Errorf("%w: operation %d begins nothing", schema.ErrRequest, request.Op)
 }
 
 // peer returns who connected, as the kernel saw it then.

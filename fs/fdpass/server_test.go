@@ -19,9 +19,10 @@ import (
 
 	"overmind-fs/fs/store"
 	"overmind-fs/schema"
+	"overmind-fs/schema/control"
 )
 
-var request = schema.Request{ID: "a", Name: "model.safetensors", Inode: 1}
+var request = schema.Request{Op: control.OpOpenPublished, ID: "a", Name: "model.safetensors", Inode: 1}
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -174,7 +175,7 @@ func TestErrorsAreAnswered(t *testing.T) {
 		code    syscall.Errno
 	}{
 		"missing":   {request.Encode(), syscall.ENOENT},
-		"panic":     {schema.Request{ID: "panic", Name: "x.safetensors"}.Encode(), syscall.EIO},
+		"panic":     {schema.Request{Op: control.OpOpenPublished, ID: "panic", Name: "x.safetensors"}.Encode(), syscall.EIO},
 		"garbage":   {[]byte("\x04\x00\x00\x00abcd"), syscall.EBADMSG},
 		"no frame":  {[]byte("abcdefgh"), syscall.EMSGSIZE},
 		"too long":  {long, syscall.EMSGSIZE},

@@ -35,7 +35,9 @@ func (s *Store) Commit(ctx context.Context, id string, c Caller, noReplace bool)
 
 // beginCommit marks the staging and takes a reference to each of its files.
 func (s *Store) beginCommit(id string, c Caller, noReplace bool) (*Entry, []*File, error) {
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return nil, nil, err
+	}
 	defer s.mu.Unlock()
 	e := s.staging[id]
 	switch {
@@ -73,6 +75,7 @@ func (s *Store) endCommit(e *Entry, files []*File) {
 		f.unref()
 	}
 	e.committing = false
+	s.changed.Broadcast()
 	if e.abandoned && e.state == Staging {
 		s.drop(e, "its filler let go of the lock")
 	}
@@ -241,6 +244,7 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 		delete(s.removals, e.id) // whoever fills it anew has done with the older one
 	}
 	s.entries[e.id] = e
+	s.keep(e)
 	size := e.info().Bytes
 	s.counters.FillsCommitted++
 	s.counters.FilledBytes += size

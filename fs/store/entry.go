@@ -38,6 +38,7 @@ type Entry struct {
 	hadLock    bool // its filler held a handle on the lock when it began
 	committing bool
 	abandoned  bool // the filler went away while committing
+	moved      bool // a staging that another daemon has now
 	hasTensors bool // the folder tensors/ was made
 	blobs      map[string]*File
 	arenas     map[string]*File
@@ -70,6 +71,13 @@ func (e *Entry) State() State {
 	return e.state
 }
 
+// Moved says whether this was a staging that another daemon has now.
+func (e *Entry) Moved() bool {
+	e.store.mu.Lock()
+	defer e.store.mu.Unlock()
+	return e.moved
+}
+
 // HasTensors says whether the folder tensors/ shows.
 func (e *Entry) HasTensors() bool {
 	e.store.mu.Lock()
@@ -91,6 +99,9 @@ func (e *Entry) HasTensors() bool {
 func (e *Entry) File(dir, name string) (*File, error) {
 	e.store.mu.Lock()
 	defer e.store.mu.Unlock()
+	if e.moved {
+		return nil, ErrSuperseded
+	}
 	f := e.names(dir)[name]
 	if f == nil || e.state == Gone || e.hidden(dir, name) {
 		return nil, ErrNotFound
@@ -245,11 +256,14 @@ func (e *Entry) Hit() {
 	e.hits++
 	e.store.counters.Hits++
 	e.lastUse = e.store.opts.Now()
+	e.store.update(e)
 }
 
 // SetPinned pins the entry, so that it is never evicted to make room, or unpins it.
 func (e *Entry) SetPinned(c Caller, pinned bool) error {
-	e.store.mu.Lock()
+	if err := e.store.enter(); err != nil {
+		return err
+	}
 	defer e.store.mu.Unlock()
 	if e.state != Published {
 		return ErrNotFound
@@ -261,5 +275,6 @@ func (e *Entry) SetPinned(c Caller, pinned bool) error {
 		e.wasLetGo()
 	}
 	e.pinned = pinned
+	e.store.update(e)
 	return nil
 }

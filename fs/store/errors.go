@@ -14,6 +14,8 @@ var (
 	ErrNotOwner = errors.New("not the owner")
 	// ErrNotEmpty is returned when a folder inside an entry still has names in it.
 	ErrNotEmpty = errors.New("folder not empty")
+	// ErrSuperseded is returned for changes after another daemon has taken the entries over: they belong there.
+	ErrSuperseded = errors.New("another daemon has taken over")
 	// ErrClosed is returned after Close.
 	ErrClosed = errors.New("store is closed")
 )

@@ -68,7 +68,9 @@ func (s *Store) meansOlder(e *Entry, c Caller) bool {
 // Evict removes a published entry, or what "rm -r" has left of one. It is ErrNotEmpty for a process that has unlinked
 // files of an older entry of that name.
 func (s *Store) Evict(id string, c Caller) error {
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return err
+	}
 	defer s.mu.Unlock()
 	e := s.published(id)
 	if e == nil {
@@ -94,6 +96,7 @@ func (s *Store) evict(e *Entry, why Reason) {
 	info := e.info()
 	delete(s.entries, e.id)
 	s.detach(e)
+	s.forget(e)
 	s.counters.Evictions[why]++
 	s.log.Info("evicted", "entry", e.id, "reason", why, "bytes", info.Bytes, "leases", info.Leases, "hits", info.Hits)
 }
@@ -109,7 +112,9 @@ func (s *Store) detach(e *Entry) {
 // and leaves a tombstone, in which every remaining name can be unlinked.
 func (e *Entry) Unlink(dir, name string, c Caller) error {
 	s := e.store
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return err
+	}
 	defer s.mu.Unlock()
 	if !c.Owns(e.owner) {
 		return ErrNotOwner
@@ -150,7 +155,9 @@ func (e *Entry) Unlink(dir, name string, c Caller) error {
 // RemoveDir removes tensors/ or storages/, which must be empty.
 func (e *Entry) RemoveDir(name string, c Caller) error {
 	s := e.store
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return err
+	}
 	defer s.mu.Unlock()
 	if !c.Owns(e.owner) {
 		return ErrNotOwner

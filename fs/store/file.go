@@ -37,6 +37,7 @@ type File struct {
 	mtime    time.Time
 	handles  map[*Handle]struct{} // nil when empty
 	writers  int
+	foreign  bool // another daemon still has handles for writing, so only the kernel knows the size
 }
 
 // Name is the name in its folder.
@@ -45,6 +46,9 @@ func (f *File) Name() string { return f.name }
 // Entry is what the file belongs, or belonged, to.
 func (f *File) Entry() *Entry { return f.entry }
 
+// IsArena says whether the file lies in tensors/.
+func (f *File) IsArena() bool { return f.kind == arena }
+
 // Serial is a number that no other entry or file of this store ever has.
 func (f *File) Serial() uint64 { return f.serial }
 
@@ -52,6 +56,9 @@ func (f *File) Serial() uint64 { return f.serial }
 func (f *File) Size() uint64 {
 	f.store.mu.Lock()
 	defer f.store.mu.Unlock()
+	if f.foreign {
+		f.settleSize()
+	}
 	if f.kind == arena && !f.sized {
 		return 0
 	}
@@ -83,8 +90,13 @@ func (h *Handle) FD() int { return h.file.fd }
 func (f *File) Open(write bool, pid int) (*Handle, error) {
 	f.store.mu.Lock()
 	defer f.store.mu.Unlock()
+	if write {
+		f.store.awaitThaw()
+	}
 	e := f.entry
 	switch {
+	case f.store.superseded && (e.state == Staging || e.moved):
+		return nil, ErrSuperseded
 	case !f.attached:
 		return nil, ErrNotFound // evicted or unlinked while its name was being resolved
 	case write && e.state != Staging:
@@ -113,6 +125,9 @@ func (h *Handle) Release() {
 	f := h.file
 	f.store.mu.Lock()
 	defer f.store.mu.Unlock()
+	if h.write {
+		f.store.awaitThaw()
+	}
 	if h.released {
 		return
 	}
@@ -122,6 +137,8 @@ func (h *Handle) Release() {
 	}
 	if h.write {
 		f.writers--
+		f.settleForeign()
+		f.store.outgrown(f)
 		select {
 		case f.entry.released <- struct{}{}:
 		default:
@@ -179,7 +196,10 @@ func (e *Entry) create(kind fileKind, dir, name string, pid int) (*File, *Handle
 	if err != nil {
 		return nil, nil, err
 	}
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		_ = unix.Close(fd)
+		return nil, nil, err
+	}
 	defer s.mu.Unlock()
 	switch {
 	case e.state == Published:

@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"time"
 
 	"overmind-fs/schema"
 )
@@ -11,7 +12,9 @@ func (s *Store) Begin(id string, c Caller) (*Entry, error) {
 	if !schema.ValidID(id) {
 		return nil, fmt.Errorf("%w: %q", ErrName, id)
 	}
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return nil, err
+	}
 	defer s.mu.Unlock()
 	if s.closed {
 		return nil, ErrClosed
@@ -19,21 +22,28 @@ func (s *Store) Begin(id string, c Caller) (*Entry, error) {
 	if s.staging[id] != nil {
 		return nil, ErrExists
 	}
-	e := &Entry{
-		store: s, id: id, serial: s.nextSerial(), owner: c, created: s.opts.Now(), state: Staging,
-		hadLock: s.locks[id][c.PID] > 0,
-		blobs:   map[string]*File{}, arenas: map[string]*File{},
-		released: make(chan struct{}, 1),
-	}
+	e := s.newEntry(id, s.nextSerial(), c, s.opts.Now())
+	e.hadLock = s.locks[id][c.PID] > 0
 	s.staging[id] = e
 	s.counters.FillsStarted++
 	s.log.Debug("fill started", "entry", id, "uid", c.UID, "pid", c.PID)
 	return e, nil
 }
 
+func (s *Store) newEntry(id string, serial uint64, owner Caller, created time.Time) *Entry {
+	e := &Entry{
+		store: s, id: id, serial: serial, owner: owner, created: created, state: Staging,
+		blobs: map[string]*File{}, arenas: map[string]*File{},
+		released: make(chan struct{}, 1),
+	}
+	return e
+}
+
 // MakeTensors makes the folder of the arenas in a staging.
 func (e *Entry) MakeTensors(c Caller) error {
-	e.store.mu.Lock()
+	if err := e.store.enter(); err != nil {
+		return err
+	}
 	defer e.store.mu.Unlock()
 	switch {
 	case e.state == Published || e.state == Tombstone:
@@ -73,7 +83,9 @@ func (e *Entry) CreateBlob(name string, c Caller) (*File, *Handle, error) {
 
 // Drop removes a staging with everything in it.
 func (s *Store) Drop(id string, c Caller) error {
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return err
+	}
 	defer s.mu.Unlock()
 	e := s.staging[id]
 	if e == nil {
@@ -107,7 +119,9 @@ func (s *Store) OpenLock(id string, pid int) (*LockHandle, error) {
 	if !schema.ValidID(id) {
 		return nil, fmt.Errorf("%w: %q", ErrName, id)
 	}
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return nil, err
+	}
 	defer s.mu.Unlock()
 	if s.locks[id] == nil {
 		s.locks[id] = map[int]int{}
@@ -133,6 +147,7 @@ func (h *LockHandle) Release() {
 	s := h.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.awaitThaw()
 	if h.released {
 		return
 	}
@@ -145,9 +160,11 @@ func (h *LockHandle) Release() {
 	delete(byPID, h.pid)
 	if len(byPID) == 0 {
 		delete(s.locks, h.id)
+		s.letGo(h.id)
 	}
 	e := s.staging[h.id]
 	switch {
+	case s.superseded: // the staging is there
 	case e == nil || !e.hadLock || e.owner.PID != h.pid:
 	case e.committing:
 		e.abandoned = true

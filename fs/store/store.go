@@ -28,6 +28,7 @@ type Options struct {
 	// CommitWait bounds each of the two waits of a commit, for writers and for writable mappings; 0: one second.
 	CommitWait time.Duration
 	Now        func() time.Time // nil: time.Now
+	Keeper     Keeper           // nil: nothing outlives the process
 }
 
 // Caller is who asks. PID is the process (not the thread), 0 when it is not visible.
@@ -71,6 +72,12 @@ type Store struct {
 	helpless bool // the last event of memory pressure found nothing to evict
 
 	becameIdle chan struct{} // gets a token when an entry may have become one that expires
+
+	// of a takeover, see supersede.go
+	frozen     bool
+	superseded bool
+	changed    *sync.Cond     // on mu: frozen, superseded, or the end of a commit or an allocation
+	stands     map[any]func() // what stands for our locks (by id) and writers (by *File) in the other daemon
 }
 
 // New returns an empty store.
@@ -84,7 +91,7 @@ func New(opts Options) *Store {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Store{
+	s := &Store{
 		opts:     opts,
 		os:       &opts.OS,
 		log:      opts.Logger,
@@ -98,6 +105,8 @@ func New(opts Options) *Store {
 
 		becameIdle: make(chan struct{}, 1),
 	}
+	s.changed = sync.NewCond(&s.mu)
+	return s
 }
 
 // Close lets go of all entries and refuses new ones. Memory under open handles goes with the process.
@@ -125,8 +134,11 @@ func (s *Store) nextSerial() uint64 {
 func (s *Store) Published(id string) (*Entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.published(id); e != nil {
+	switch e := s.published(id); {
+	case e != nil:
 		return e, nil
+	case s.superseded:
+		return nil, ErrSuperseded // it may be there
 	}
 	return nil, ErrNotFound
 }
@@ -169,7 +181,10 @@ func (s *Store) PublishedIDs() []string {
 func (s *Store) Staging(id string) (*Entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.staging[id]; e != nil {
+	switch e := s.staging[id]; {
+	case s.superseded:
+		return nil, ErrSuperseded
+	case e != nil:
 		return e, nil
 	}
 	return nil, ErrNotFound

@@ -14,9 +14,12 @@ func (f *File) Truncate(size uint64) error {
 	s := f.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.awaitThaw()
 	switch {
 	case f.entry.state == Published || f.entry.state == Tombstone:
 		return ErrReadOnly
+	case s.superseded && f.writers == 0:
+		return ErrSuperseded
 	case !f.attached:
 		return ErrNotFound
 	case f.entry.committing || f.busy:
@@ -38,6 +41,7 @@ func (f *File) Truncate(size uint64) error {
 	defer func() {
 		s.pending -= size
 		f.busy = false
+		s.changed.Broadcast()
 		if !f.sized {
 			f.grow(-int64(size))
 		}

@@ -10,18 +10,24 @@ const (
 	OpNone          Op = 0
 	OpOpenPublished Op = 1
 	OpOpenStaged    Op = 2
+	OpTakeOver      Op = 3
+	OpSwitch        Op = 4
 )
 
 var EnumNamesOp = map[Op]string{
 	OpNone:          "None",
 	OpOpenPublished: "OpenPublished",
 	OpOpenStaged:    "OpenStaged",
+	OpTakeOver:      "TakeOver",
+	OpSwitch:        "Switch",
 }
 
 var EnumValuesOp = map[string]Op{
 	"None":          OpNone,
 	"OpenPublished": OpOpenPublished,
 	"OpenStaged":    OpOpenStaged,
+	"TakeOver":      OpTakeOver,
+	"Switch":        OpSwitch,
 }
 
 func (v Op) String() string {

@@ -12,6 +12,17 @@ class Op(object):
     None_ = 0
     OpenPublished = 1
     OpenStaged = 2
+    TakeOver = 3
+    Switch = 4
+
+
+class ParcelKind(object):
+    None_ = 0
+    Entry = 1
+    File = 2
+    Frozen = 3
+    End = 4
+    Failed = 5
 
 
 class Request(object):
@@ -150,6 +161,312 @@ def ReplyAddMessage(builder: flatbuffers.Builder, message: int):
     builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(message), 0)
 
 def ReplyEnd(builder: flatbuffers.Builder) -> int:
+    return builder.EndObject()
+
+
+
+class Entry(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset: int = 0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = Entry()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsEntry(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def EntryBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x4F\x56\x4D\x43", size_prefixed=size_prefixed)
+
+    # Entry
+    def Init(self, buf: bytes, pos: int):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # Entry
+    def Serial(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # Entry
+    def Id(self) -> Optional[str]:
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # Entry
+    def Uid(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # Entry
+    def Gid(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # Entry
+    def Pid(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int32Flags, o + self._tab.Pos)
+        return 0
+
+    # Entry
+    def Staging(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
+        return False
+
+    # Entry
+    def Tensors(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
+        return False
+
+    # Entry
+    def CreatedNs(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(18))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+    # Entry
+    def LastUseNs(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(20))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Int64Flags, o + self._tab.Pos)
+        return 0
+
+    # Entry
+    def Hits(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(22))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # Entry
+    def Pinned(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(24))
+        if o != 0:
+            return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
+        return False
+
+def EntryStart(builder: flatbuffers.Builder):
+    builder.StartObject(11)
+
+def EntryAddSerial(builder: flatbuffers.Builder, serial: int):
+    builder.PrependUint64Slot(0, serial, 0)
+
+def EntryAddId(builder: flatbuffers.Builder, id: int):
+    builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(id), 0)
+
+def EntryAddUid(builder: flatbuffers.Builder, uid: int):
+    builder.PrependUint32Slot(2, uid, 0)
+
+def EntryAddGid(builder: flatbuffers.Builder, gid: int):
+    builder.PrependUint32Slot(3, gid, 0)
+
+def EntryAddPid(builder: flatbuffers.Builder, pid: int):
+    builder.PrependInt32Slot(4, pid, 0)
+
+def EntryAddStaging(builder: flatbuffers.Builder, staging: bool):
+    builder.PrependBoolSlot(5, staging, 0)
+
+def EntryAddTensors(builder: flatbuffers.Builder, tensors: bool):
+    builder.PrependBoolSlot(6, tensors, 0)
+
+def EntryAddCreatedNs(builder: flatbuffers.Builder, createdNs: int):
+    builder.PrependInt64Slot(7, createdNs, 0)
+
+def EntryAddLastUseNs(builder: flatbuffers.Builder, lastUseNs: int):
+    builder.PrependInt64Slot(8, lastUseNs, 0)
+
+def EntryAddHits(builder: flatbuffers.Builder, hits: int):
+    builder.PrependUint64Slot(9, hits, 0)
+
+def EntryAddPinned(builder: flatbuffers.Builder, pinned: bool):
+    builder.PrependBoolSlot(10, pinned, 0)
+
+def EntryEnd(builder: flatbuffers.Builder) -> int:
+    return builder.EndObject()
+
+
+
+class File(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset: int = 0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = File()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsFile(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def FileBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x4F\x56\x4D\x43", size_prefixed=size_prefixed)
+
+    # File
+    def Init(self, buf: bytes, pos: int):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # File
+    def Entry(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # File
+    def Serial(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
+    # File
+    def Name(self) -> Optional[str]:
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+    # File
+    def Arena(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
+        return False
+
+    # File
+    def Huge(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
+        return False
+
+def FileStart(builder: flatbuffers.Builder):
+    builder.StartObject(5)
+
+def FileAddEntry(builder: flatbuffers.Builder, entry: int):
+    builder.PrependUint64Slot(0, entry, 0)
+
+def FileAddSerial(builder: flatbuffers.Builder, serial: int):
+    builder.PrependUint64Slot(1, serial, 0)
+
+def FileAddName(builder: flatbuffers.Builder, name: int):
+    builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
+
+def FileAddArena(builder: flatbuffers.Builder, arena: bool):
+    builder.PrependBoolSlot(3, arena, 0)
+
+def FileAddHuge(builder: flatbuffers.Builder, huge: bool):
+    builder.PrependBoolSlot(4, huge, 0)
+
+def FileEnd(builder: flatbuffers.Builder) -> int:
+    return builder.EndObject()
+
+
+
+class Parcel(object):
+    __slots__ = ['_tab']
+
+    @classmethod
+    def GetRootAs(cls, buf, offset: int = 0):
+        n = flatbuffers.encode.Get(flatbuffers.packer.uoffset, buf, offset)
+        x = Parcel()
+        x.Init(buf, n + offset)
+        return x
+
+    @classmethod
+    def GetRootAsParcel(cls, buf, offset=0):
+        """This method is deprecated. Please switch to GetRootAs."""
+        return cls.GetRootAs(buf, offset)
+    @classmethod
+    def ParcelBufferHasIdentifier(cls, buf, offset, size_prefixed=False):
+        return flatbuffers.util.BufferHasIdentifier(buf, offset, b"\x4F\x56\x4D\x43", size_prefixed=size_prefixed)
+
+    # Parcel
+    def Init(self, buf: bytes, pos: int):
+        self._tab = flatbuffers.table.Table(buf, pos)
+
+    # Parcel
+    def Version(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, o + self._tab.Pos)
+        return 0
+
+    # Parcel
+    def Kind(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, o + self._tab.Pos)
+        return 0
+
+    # Parcel
+    def Entry(self) -> Optional[Entry]:
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
+        if o != 0:
+            x = self._tab.Indirect(o + self._tab.Pos)
+            obj = Entry()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Parcel
+    def File(self) -> Optional[File]:
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            x = self._tab.Indirect(o + self._tab.Pos)
+            obj = File()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Parcel
+    def Message(self) -> Optional[str]:
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+def ParcelStart(builder: flatbuffers.Builder):
+    builder.StartObject(5)
+
+def ParcelAddVersion(builder: flatbuffers.Builder, version: int):
+    builder.PrependUint32Slot(0, version, 0)
+
+def ParcelAddKind(builder: flatbuffers.Builder, kind: int):
+    builder.PrependUint8Slot(1, kind, 0)
+
+def ParcelAddEntry(builder: flatbuffers.Builder, entry: int):
+    builder.PrependUOffsetTRelativeSlot(2, flatbuffers.number_types.UOffsetTFlags.py_type(entry), 0)
+
+def ParcelAddFile(builder: flatbuffers.Builder, file: int):
+    builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(file), 0)
+
+def ParcelAddMessage(builder: flatbuffers.Builder, message: int):
+    builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(message), 0)
+
+def ParcelEnd(builder: flatbuffers.Builder) -> int:
     return builder.EndObject()
 
 

@@ -1,0 +1,378 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	overmindfs "overmind-fs/fs"
+	"overmind-fs/fs/fstest"
+	"overmind-fs/fs/handover"
+	"overmind-fs/fs/store"
+	"overmind-fs/schema/schematest"
+)
+
+// keepLooking reads all of an entry by its path, over and over.
+func keepLooking(entry string) error {
+	var ended atomic.Bool
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		ended.Store(true)
+	}()
+	fmt.Println("mapped") // as startClient expects
+	want := fstest.Content(fstest.StructureNbytes)
+	for !ended.Load() {
+		if got, err := os.ReadFile(filepath.Join(entry, "structure.pkl")); err != nil || !bytes.Equal(got, want) {
+			return fmt.Errorf("%d bytes, %w", len(got), err)
+		}
+		if _, err := os.ReadDir(filepath.Join(entry, "tensors")); err != nil {
+			return err
+		}
+		f, err := os.Open(fstest.Arena(entry))
+		if err != nil {
+			return err
+		}
+		_ = f.Close()
+		// A change that has to go to one of the two daemons.
+		if err := unix.Setxattr(entry, overmindfs.AttrPinned, []byte("1"), 0); err != nil {
+			return fmt.Errorf("setxattr: %w", err)
+		}
+	}
+	return nil
+}
+
+func holdFill(root string) error {
+	if _, err := tryLock(root, "dying"); err != nil {
+		return err
+	}
+	if err := (fstest.Fill{Root: root, ID: "dying", Size: mib}).Stage(); err != nil {
+		return err
+	}
+	fmt.Println("mapped")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return nil
+}
+
+// tryLock takes the lock of an id, without waiting.
+func tryLock(root, id string) (int, error) {
+	fd, err := unix.Open(filepath.Join(root, "locks", id), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not reached: %s", what)
+		}
+	}
+}
+
+// needBeneath skips where the kernel or the privileges do not allow a takeover.
+func needBeneath(t *testing.T) {
+	t.Helper()
+	var uts unix.Utsname
+	must(t, unix.Uname(&uts))
+	var major, minor int
+	_, err := fmt.Sscanf(unix.ByteSliceToString(uts.Release[:]), "%d.%d", &major, &minor)
+	must(t, err)
+	if os.Geteuid() != 0 || major < 6 || major == 6 && minor < 5 {
+		t.Skip("a takeover needs root and Linux 6.5")
+	}
+}
+
+// replace starts a daemon with --replace and waits until it has taken over.
+func (d *daemon) replace(t *testing.T, args ...string) *daemon {
+	t.Helper()
+	pid := d.cmd.Process.Pid
+	n := startDaemon(t, d.dir, append([]string{"--replace"}, args...)...)
+	eventually(t, "the new daemon serves", func() bool {
+		s, err := readStatus(d.dir)
+		must(t, err)
+		return s.PID != pid
+	})
+	return n
+}
+
+// wantEnd waits for the end of a daemon whose mount another one has.
+func (d *daemon) wantEnd(t *testing.T) {
+	t.Helper()
+	select {
+	case err := <-d.ended:
+		if err != nil {
+			t.Errorf("%v\n%s", err, d.stderr)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatalf("the old daemon does not end\n%s", d.stderr)
+	}
+}
+
+func mounts(t *testing.T, dir string) int {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	must(t, err)
+	return strings.Count(string(text), " "+dir+" ")
+}
+
+func getattr(t *testing.T, path, name string) string {
+	t.Helper()
+	v, err := attribute(path, name)
+	must(t, err)
+	return v
+}
+
+// memfds counts the memfds of entries that a process has open.
+func memfds(t *testing.T, pid int) int {
+	t.Helper()
+	names, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	must(t, err)
+	n := 0
+	for _, name := range names {
+		if to, err := os.Readlink(name); err == nil && strings.HasPrefix(to, "/memfd:overmind:") {
+			n++
+		}
+	}
+	return n
+}
+
+// Entries, pins, hits and owners, open files, mappings and a fill under way all outlive the daemon that had them.
+func TestReplace(t *testing.T) {
+	needBeneath(t)
+	d := startDaemon(t, t.TempDir())
+	a, b := fill(t, d.dir, "a"), fill(t, d.dir, "b")
+	wantRun(t, exitOK, "", "pin", "--root", d.dir, "b")
+	_, err := os.ReadFile(filepath.Join(a.Entry(), "structure.pkl"))
+	must(t, err)
+	var before, after unix.Stat_t
+	must(t, unix.Stat(fstest.Arena(a.Entry()), &before))
+	mapped := startClient(t, fstest.Arena(a.Entry()))
+	open := startClientAs(t, openEnv, filepath.Join(b.Entry(), "storages", "0.all"))
+	looking := startClientAs(t, lookEnv, b.Entry())
+	f := fstest.Fill{Root: d.dir, ID: "c", Size: 3 * mib}
+	half := startFill(t, f)
+
+	n := d.replace(t)
+	if got := mounts(t, d.dir); got != 1 {
+		t.Errorf("%d mounts", got)
+	}
+	for _, c := range []struct{ path, name, want string }{
+		{a.Entry(), overmindfs.AttrHits, "1"}, {a.Entry(), overmindfs.AttrPinned, "0"}, {b.Entry(), overmindfs.AttrPinned, "1"},
+	} {
+		if got := getattr(t, c.path, c.name); got != c.want {
+			t.Errorf("%s of %s is %s, want %s", c.name, c.path, got, c.want)
+		}
+	}
+	got, err := os.ReadFile(fstest.Arena(a.Entry()))
+	if err != nil || !bytes.Equal(got, fstest.Content(3*mib)) {
+		t.Errorf("other bytes, %v", err)
+	}
+	must(t, unix.Stat(fstest.Arena(a.Entry()), &after))
+	if before.Uid != after.Uid || before.Ino != after.Ino || before.Dev == after.Dev {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+
+	half.finish(t)
+	if got, err := os.ReadFile(fstest.Arena(f.Entry())); err != nil || !bytes.Equal(got, fstest.Content(f.Size)) {
+		t.Errorf("the fill under way: %d bytes, %v", len(got), err)
+	}
+	looking.wantSame(t)
+	mapped.wantSame(t)
+	if !running(d.cmd.Process.Pid) {
+		t.Error("the old daemon ended with a file open")
+	}
+	open.wantSame(t)
+	d.wantEnd(t)
+	wantRun(t, exitOK, "", "evict", "--root", d.dir, "--all")
+	eventually(t, "all memory is let go", func() bool { return memfds(t, n.cmd.Process.Pid) == 0 })
+	must(t, n.cmd.Process.Signal(syscall.SIGTERM))
+	n.wantExit(t, exitOK)
+}
+
+// halfFill is a fill with its lock held, an arena half written, another not sized yet, and a blob half written.
+type halfFill struct {
+	fstest.Fill
+	lock, arena, structure int
+}
+
+func startFill(t *testing.T, f fstest.Fill) *halfFill {
+	t.Helper()
+	h := &halfFill{Fill: f}
+	var err error
+	h.lock, err = tryLock(f.Root, f.ID)
+	must(t, err)
+	must(t, os.MkdirAll(filepath.Join(f.Staging(), "tensors"), 0o755))
+	h.arena, err = unix.Open(fstest.Arena(f.Staging()), unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o644)
+	must(t, err)
+	h.structure, err = unix.Open(filepath.Join(f.Staging(), "structure.pkl"), unix.O_WRONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o644)
+	must(t, err)
+	_, err = unix.Write(h.structure, fstest.Content(fstest.StructureNbytes)[:1000])
+	must(t, err)
+	return h
+}
+
+// finish goes on through the open files, which are the old daemon's, and through paths, which are the new one's.
+func (h *halfFill) finish(t *testing.T) {
+	t.Helper()
+	if fd, err := tryLock(h.Root, h.ID); !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Errorf("the lock was lost: %d, %v", fd, err)
+	}
+	must(t, unix.Ftruncate(h.arena, h.Size))
+	data := fstest.Content(h.Size)
+	_, err := unix.Pwrite(h.arena, data, 0)
+	must(t, err)
+	_, err = unix.Write(h.structure, fstest.Content(fstest.StructureNbytes)[1000:])
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(h.Staging(), "manifest"), schematest.Encode(h.Manifest()), 0o644))
+	must(t, unix.Close(h.arena))
+	must(t, unix.Close(h.structure))
+	var st unix.Stat_t
+	must(t, unix.Stat(fstest.Arena(h.Staging()), &st))
+	if st.Size != h.Size {
+		t.Errorf("the new mount shows %d bytes, want %d", st.Size, h.Size)
+	}
+	must(t, h.Commit())
+	must(t, unix.Close(h.lock))
+	eventually(t, "the lock is free", func() bool {
+		fd, err := tryLock(h.Root, h.ID)
+		_ = unix.Close(fd)
+		return err == nil
+	})
+}
+
+// A filler that dies after the takeover leaves nothing behind, as without one.
+func TestFillerDiesAfterReplace(t *testing.T) {
+	needBeneath(t)
+	d := startDaemon(t, t.TempDir())
+	c := startClientAs(t, fillEnv, d.dir)
+	n := d.replace(t)
+	if _, err := os.Stat(filepath.Join(d.dir, "staging", "dying")); err != nil {
+		t.Error(err)
+	}
+	must(t, c.cmd.Process.Kill())
+	_ = c.cmd.Wait()
+	eventually(t, "the staging is dropped", func() bool {
+		_, err := os.Stat(filepath.Join(d.dir, "staging", "dying"))
+		return errors.Is(err, os.ErrNotExist)
+	})
+	d.wantEnd(t)
+	eventually(t, "all memory is let go", func() bool { return memfds(t, n.cmd.Process.Pid) == 0 })
+}
+
+// Signals reach a replaced daemon too, and it does not unmount its successor.
+func TestSignalAfterReplace(t *testing.T) {
+	needBeneath(t)
+	d := startDaemon(t, t.TempDir())
+	f := fill(t, d.dir, "a")
+	c := startClientAs(t, openEnv, fstest.Arena(f.Entry()))
+	n := d.replace(t)
+	must(t, d.cmd.Process.Signal(syscall.SIGTERM))
+	d.wantEnd(t)
+	if h, err := overmindfs.ProbeMount(d.dir); h != overmindfs.AliveMount {
+		t.Errorf("health %d, %v", h, err)
+	}
+	c.wantSame(t)
+	// Once more, and back.
+	n2 := n.replace(t)
+	n.wantEnd(t)
+	if _, err := os.ReadFile(fstest.Arena(f.Entry())); err != nil {
+		t.Error(err)
+	}
+	must(t, n2.cmd.Process.Signal(syscall.SIGTERM))
+	n2.wantExit(t, exitOK)
+}
+
+// A new daemon that dies, or cannot mount, at the worst moment: all changes that waited go on in the old one.
+func TestFailedReplaceLeavesTheOldOne(t *testing.T) {
+	needBeneath(t)
+	d := startDaemon(t, t.TempDir())
+	f := fill(t, d.dir, "a")
+	socket, err := os.Readlink(filepath.Join(d.dir, "control"))
+	must(t, err)
+	calls := store.NewOS()
+	for name, end := range map[string]func(*handover.Takeover) error{
+		"it dies": func(*handover.Takeover) error { return handover.ErrRefused },
+		"it has no mount": func(h *handover.Takeover) error {
+			fd, err := unix.Open(t.TempDir(), unix.O_PATH|unix.O_CLOEXEC, 0)
+			must(t, err)
+			defer func() { _ = unix.Close(fd) }()
+			return h.Switch(fd)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, err := handover.Take(socket, &calls, slog.New(slog.DiscardHandler))
+			must(t, err)
+			defer h.Close()
+			all, err := h.Collect()
+			must(t, err)
+			if len(all) != 1 || all[0].ID != "a" {
+				t.Errorf("%v", all)
+			}
+			for _, a := range all {
+				a.Close()
+			}
+			made := make(chan error, 1)
+			go func() { made <- unix.Mkdir(filepath.Join(d.dir, "staging", "x"), 0o755) }()
+			select {
+			case err := <-made:
+				t.Errorf("mkdir did not wait: %v", err)
+			case <-time.After(50 * time.Millisecond):
+			}
+			if err := end(h); !errors.Is(err, handover.ErrRefused) {
+				t.Error(err)
+			}
+			h.Close()
+			must(t, <-made)
+			must(t, unix.Rmdir(filepath.Join(d.dir, "staging", "x")))
+			if _, err := os.ReadFile(fstest.Arena(f.Entry())); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	d.replace(t) // and the next one succeeds
+	d.wantEnd(t)
+}
+
+func TestReplaceRefuses(t *testing.T) {
+	needBeneath(t)
+	d := startDaemon(t, t.TempDir(), "--fd-passing", "off")
+	wantRun(t, exitFailure, "--fd-passing=off", "mount", "--replace", d.dir)
+	waitAlive(t, d.dir)
+	wantRun(t, exitFailure, "another file system (proc)", "mount", "--replace", "/proc")
+	wantRun(t, exitFailure, "no such folder", "mount", "--replace", filepath.Join(t.TempDir(), "missing"))
+}
+
+// Without a daemon --replace mounts, and by a symbolic link it finds the mount.
+func TestReplaceNothingAndByLink(t *testing.T) {
+	needBeneath(t)
+	d := startDaemon(t, t.TempDir(), "--replace")
+	fill(t, d.dir, "a")
+	link := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(d.dir, link))
+	wantRun(t, exitOK, "mounted "+link, "mount", "--replace", "--background", "--log-file", logFile(t), link)
+	d.wantEnd(t)
+	if ids, err := entryIDs(d.dir); err != nil || len(ids) != 1 {
+		t.Errorf("%v, %v", ids, err)
+	}
+	wantRun(t, exitOK, "", "umount", d.dir)
+	if got := mounts(t, d.dir); got != 0 {
+		t.Errorf("%d mounts", got)
+	}
+}

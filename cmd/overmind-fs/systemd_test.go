@@ -1,0 +1,378 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	overmindfs "overmind-fs/fs"
+	"overmind-fs/fs/fstest"
+)
+
+// manager speaks the side of systemd of the notification and descriptor store protocols.
+type manager struct {
+	t      *testing.T
+	socket string
+
+	mu      sync.Mutex
+	said    []string // READY=1 and the like
+	names   []string // of files
+	files   []*os.File
+	ignores bool // what is to be stored
+}
+
+func newManager(t *testing.T) *manager {
+	t.Helper()
+	m := &manager{t: t, socket: filepath.Join(t.TempDir(), "notify")}
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: m.socket, Net: "unixgram"})
+	must(t, err)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		m.listen(c)
+	}()
+	t.Cleanup(func() {
+		_ = c.Close()
+		<-ended
+		for _, f := range m.files {
+			_ = f.Close()
+		}
+	})
+	return m
+}
+
+func (m *manager) listen(c *net.UnixConn) {
+	buf, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4*16))
+	for {
+		n, oobn, _, _, err := c.ReadMsgUnix(buf, oob)
+		if err != nil {
+			return
+		}
+		var fds []int
+		controls, _ := unix.ParseSocketControlMessage(oob[:oobn])
+		for _, control := range controls {
+			got, _ := unix.ParseUnixRights(&control)
+			fds = append(fds, got...)
+		}
+		m.take(string(buf[:n]), fds)
+	}
+}
+
+func (m *manager) take(text string, fds []int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	lines := strings.Split(text, "\n")
+	name := ""
+	for _, l := range lines {
+		if v, ok := strings.CutPrefix(l, "FDNAME="); ok {
+			name = v
+		}
+	}
+	switch {
+	case slices.Contains(lines, "FDSTORE=1"):
+		if len(fds) != 1 || name == "" || len(name) > 255 || strings.Contains(name, ":") {
+			m.t.Errorf("%q with %d descriptors", text, len(fds))
+		}
+		for _, fd := range fds {
+			m.store(name, fd)
+		}
+		return
+	case slices.Contains(lines, "FDSTOREREMOVE=1"):
+		for i := len(m.names) - 1; i >= 0; i-- {
+			if m.names[i] == name {
+				_ = m.files[i].Close()
+				m.names, m.files = slices.Delete(m.names, i, i+1), slices.Delete(m.files, i, i+1)
+			}
+		}
+	default:
+		m.said = append(m.said, lines...)
+	}
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
+
+// store keeps a descriptor, once for each name and file.
+func (m *manager) store(name string, fd int) {
+	f := os.NewFile(uintptr(fd), name)
+	info, err := f.Stat()
+	if err != nil {
+		m.t.Error(err)
+		return
+	}
+	for i, old := range m.files {
+		if have, err := old.Stat(); err == nil && m.names[i] == name && os.SameFile(info, have) {
+			_ = f.Close()
+			return
+		}
+	}
+	m.names, m.files = append(m.names, name), append(m.files, f)
+}
+
+func (m *manager) stored() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.names)
+}
+
+func (m *manager) heard(line string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Contains(m.said, line)
+}
+
+func (m *manager) await(descriptors int) {
+	m.t.Helper()
+	eventually(m.t, fmt.Sprintf("%d descriptors are stored", descriptors), func() bool { return len(m.stored()) == descriptors })
+}
+
+// start starts the daemon as a service, with everything that is stored. The shell knows the process id beforehand.
+func (m *manager) start(dir string, env []string, args ...string) *daemon {
+	m.t.Helper()
+	needFUSE(m.t)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := &daemon{dir: dir, stderr: &bytes.Buffer{}, ended: make(chan error, 1)}
+	program, err := os.Executable()
+	must(m.t, err)
+	script := `LISTEN_PID=$$ exec "$0" "$@"`
+	d.cmd = exec.Command("sh", append([]string{"-c", script, program, "mount", "--max-bytes", "64MiB", dir}, args...)...)
+	d.cmd.Env = append(os.Environ(), runEnv+"=1", "GORACE=atexit_sleep_ms=0", "NOTIFY_SOCKET="+m.socket,
+		fmt.Sprintf("LISTEN_FDS=%d", len(m.files)), "LISTEN_FDNAMES="+strings.Join(m.names, ":"))
+	d.cmd.Env = append(d.cmd.Env, env...)
+	d.cmd.ExtraFiles = m.files
+	d.cmd.Stderr = d.stderr
+	m.said = nil
+	must(m.t, d.cmd.Start())
+	go func() { d.ended <- d.cmd.Wait() }()
+	m.t.Cleanup(func() {
+		_ = d.cmd.Process.Kill()
+		unmountForGood(m.t, dir)
+	})
+	return d
+}
+
+func (m *manager) awaitReady(d *daemon) {
+	m.t.Helper()
+	eventually(m.t, "READY=1", func() bool { return m.heard("READY=1") })
+	if want := fmt.Sprintf("MAINPID=%d", d.cmd.Process.Pid); !m.heard(want) {
+		m.t.Errorf("not said: %s", want)
+	}
+	waitAlive(m.t, d.dir)
+}
+
+func (d *daemon) kill(t *testing.T) {
+	t.Helper()
+	must(t, d.cmd.Process.Kill())
+	<-d.ended
+}
+
+// perEntry is the number of descriptors of a test entry: manifest, structure.pkl, one arena, the record.
+const perEntry = 4
+
+// A daemon that is killed and started again has what the killed one had.
+func TestCrashKeepsEntries(t *testing.T) {
+	m := newManager(t)
+	d := m.start(t.TempDir(), nil)
+	m.awaitReady(d)
+	a, b := fill(t, d.dir, "a"), fill(t, d.dir, "b")
+	m.await(2 * perEntry)
+	wantRun(t, exitOK, "", "pin", "--root", d.dir, "b")
+	for range 2 {
+		_, err := os.ReadFile(filepath.Join(a.Entry(), "structure.pkl"))
+		must(t, err)
+	}
+	used := getattr(t, a.Entry(), overmindfs.AttrLastUse)
+	d.kill(t)
+
+	d = m.start(d.dir, nil)
+	m.awaitReady(d)
+	for _, f := range []fstest.Fill{a, b} {
+		if got, err := os.ReadFile(fstest.Arena(f.Entry())); err != nil || !bytes.Equal(got, fstest.Content(f.Size)) {
+			t.Errorf("%s: %d bytes, %v", f.ID, len(got), err)
+		}
+	}
+	if hits, last := getattr(t, a.Entry(), overmindfs.AttrHits), getattr(t, a.Entry(), overmindfs.AttrLastUse); hits != "2" || last != used {
+		t.Errorf("%s hits, used at %s, want 2 and %s", hits, last, used)
+	}
+	if a, b := getattr(t, a.Entry(), overmindfs.AttrPinned), getattr(t, b.Entry(), overmindfs.AttrPinned); a != "0" || b != "1" {
+		t.Errorf("pinned %s and %s", a, b)
+	}
+	// What is evicted leaves the store, what is pinned now is so after the next crash.
+	wantRun(t, exitOK, "", "evict", "--root", d.dir, "b")
+	m.await(perEntry)
+	wantRun(t, exitOK, "", "pin", "--root", d.dir, "a")
+	fill(t, d.dir, "c")
+	m.await(2 * perEntry)
+	d.kill(t)
+	d = m.start(d.dir, nil)
+	m.awaitReady(d)
+	if got := getattr(t, a.Entry(), overmindfs.AttrPinned); got != "1" {
+		t.Errorf("pinned %s", got)
+	}
+
+	// An orderly end leaves the store to the manager, which keeps it over a restart.
+	must(t, d.cmd.Process.Signal(syscall.SIGTERM))
+	d.wantExit(t, exitOK)
+	if !m.heard("STOPPING=1") || len(m.stored()) != 2*perEntry {
+		t.Errorf("said %v, stored %v", m.said, m.stored())
+	}
+	d = m.start(d.dir, nil)
+	m.awaitReady(d)
+	if ids, err := entryIDs(d.dir); err != nil || !slices.Equal(ids, []string{"a", "c"}) {
+		t.Errorf("%v, %v", ids, err)
+	}
+	wantRun(t, exitOK, "", "evict", "--root", d.dir, "--all")
+	m.await(0)
+	eventually(t, "all memory is let go", func() bool { return memfds(t, d.cmd.Process.Pid) == 0 })
+}
+
+// What is damaged, incomplete or foreign is refused by name; the rest is served.
+func TestCrashWithBadDescriptors(t *testing.T) {
+	m := newManager(t)
+	d := m.start(t.TempDir(), nil)
+	m.awaitReady(d)
+	for _, id := range []string{"good", "cut", "swapped"} {
+		fill(t, d.dir, id)
+	}
+	m.await(3 * perEntry)
+	d.kill(t)
+
+	byEntry := map[string][]int{} // of names and files
+	m.mu.Lock()
+	for i, name := range m.names {
+		serial := strings.Split(name, "-")[1]
+		byEntry[serial] = append(byEntry[serial], i)
+	}
+	record := map[string]string{} // id -> serial number
+	for serial, at := range byEntry {
+		buf := make([]byte, 4096)
+		n, _ := m.files[at[len(at)-1]].ReadAt(buf, 0) // stored last
+		for _, id := range []string{"good", "cut", "swapped"} {
+			if bytes.Contains(buf[:n], []byte(id)) {
+				record[id] = serial
+			}
+		}
+	}
+	null, err := os.Open(os.DevNull)
+	must(t, err)
+	lost := m.names[byEntry[record["cut"]][0]]
+	at := byEntry[record["swapped"]][0]
+	swapped := m.names[at]
+	_ = m.files[at].Close()
+	m.files[at] = null
+	at = byEntry[record["cut"]][0]
+	_ = m.files[at].Close()
+	m.names, m.files = slices.Delete(m.names, at, at+1), slices.Delete(m.files, at, at+1)
+	for _, name := range []string{"overmind-77777", "overmind-88888-1", "mail.socket"} {
+		r, w, err := os.Pipe()
+		must(t, err)
+		_ = w.Close()
+		m.names, m.files = append(m.names, name), append(m.files, r)
+	}
+	m.mu.Unlock()
+
+	d = m.start(d.dir, nil)
+	m.awaitReady(d)
+	if ids, err := entryIDs(d.dir); err != nil || !slices.Equal(ids, []string{"good"}) {
+		t.Errorf("%v, %v", ids, err)
+	}
+	m.await(perEntry + 1) // what is not ours stays
+	must(t, d.cmd.Process.Signal(syscall.SIGTERM))
+	d.wantExit(t, exitOK)
+	for _, want := range []string{lost, swapped, "overmind-77777", "overmind-88888-1", "mail.socket", "cut", "swapped"} {
+		if !strings.Contains(d.stderr.String(), want) {
+			t.Errorf("no warning names %s:\n%s", want, d.stderr)
+		}
+	}
+}
+
+// A daemon that has taken over is the main process, and the one whose entries are kept.
+func TestReplaceAsService(t *testing.T) {
+	needBeneath(t)
+	m := newManager(t)
+	d := m.start(t.TempDir(), nil)
+	m.awaitReady(d)
+	a := fill(t, d.dir, "a")
+	m.await(perEntry)
+	open := startClientAs(t, openEnv, fstest.Arena(a.Entry()))
+	before := m.stored()
+	m.mu.Lock()
+	files := m.files
+	m.files, m.names = nil, nil // a control process gets none
+	m.mu.Unlock()
+	n := m.start(d.dir, nil, "--replace")
+	m.mu.Lock()
+	m.files, m.names = append(m.files, files...), append(m.names, before...)
+	m.mu.Unlock()
+	m.awaitReady(n)
+	fill(t, d.dir, "b")
+	m.await(2 * perEntry)
+	open.wantSame(t)
+	d.wantEnd(t)
+	if m.heard("STOPPING=1") {
+		t.Error("the service is not ending")
+	}
+	wantRun(t, exitOK, "", "pin", "--root", d.dir, "a")
+	n.kill(t)
+	d = m.start(d.dir, nil)
+	m.awaitReady(d)
+	if ids, err := entryIDs(d.dir); err != nil || !slices.Equal(ids, []string{"a", "b"}) {
+		t.Errorf("%v, %v\n%s", ids, err, d.stderr)
+	}
+	if got := getattr(t, a.Entry(), overmindfs.AttrPinned); got != "1" {
+		t.Errorf("pinned %s", got)
+	}
+}
+
+// No more is stored than the manager keeps, so that what is stored is whole.
+func TestFullDescriptorStore(t *testing.T) {
+	m := newManager(t)
+	d := m.start(t.TempDir(), []string{fmt.Sprintf("FDSTORE=%d", 2*perEntry-1)})
+	m.awaitReady(d)
+	fill(t, d.dir, "a")
+	fill(t, d.dir, "b")
+	m.await(perEntry)
+	wantRun(t, exitOK, "", "evict", "--root", d.dir, "a")
+	m.await(0)
+	fill(t, d.dir, "c")
+	m.await(perEntry)
+	must(t, d.cmd.Process.Signal(syscall.SIGTERM))
+	d.wantExit(t, exitOK)
+	if text := d.stderr.String(); !strings.Contains(text, "store is full") || !strings.Contains(text, "entry=b") {
+		t.Errorf("no warning:\n%s", text)
+	}
+}
+
+// The unit files, as systemd reads them.
+func TestUnitFiles(t *testing.T) {
+	verify, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("no systemd-analyze")
+	}
+	program, err := os.Executable()
+	must(t, err)
+	dir := t.TempDir()
+	for file, as := range map[string]string{
+		"overmind-fs.service": "overmind-fs.service", "overmind-fs@.service": "overmind-fs@root.service",
+	} {
+		text, err := os.ReadFile(filepath.Join("..", "..", "integration", "systemd", file))
+		must(t, err)
+		text = bytes.ReplaceAll(text, []byte("/usr/local/bin/overmind-fs"), []byte(program))
+		path := filepath.Join(dir, as)
+		must(t, os.WriteFile(path, text, 0o600))
+		if out, err := exec.Command(verify, "verify", path).CombinedOutput(); err != nil || len(out) > 0 {
+			t.Errorf("%s: %v\n%s", file, err, out)
+		}
+	}
+}

@@ -1,0 +1,273 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"overmind-fs/schema"
+)
+
+// ErrForeign is returned when what another daemon hands over is not what it says.
+var ErrForeign = errors.New("cannot be taken over")
+
+// Passed is a file on its way from one daemon to another: what is to be known of it, and its memfd.
+type Passed struct {
+	schema.FileRecord
+	FD int
+}
+
+// Records returns the records of all published entries and, if wanted, of the stagings.
+func (s *Store) Records(stagings bool) []schema.EntryRecord {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []schema.EntryRecord
+	for _, e := range s.entries {
+		out = append(out, e.record())
+	}
+	if stagings {
+		for _, e := range s.staging {
+			out = append(out, e.record())
+		}
+	}
+	return out
+}
+
+func (e *Entry) record() schema.EntryRecord {
+	r := schema.EntryRecord{
+		Serial: e.serial, ID: e.id, UID: e.owner.UID, GID: e.owner.GID, PID: int32(e.owner.PID),
+		Staging: e.state == Staging, HasTensors: e.hasTensors,
+		CreatedNS: e.created.UnixNano(), Hits: e.hits, Pinned: e.pinned,
+	}
+	if !r.Staging {
+		r.LastUseNS = e.lastUse.UnixNano()
+	} else {
+		// This process will hold the lock of the filler there, so the staging is dropped when it lets go.
+		r.PID = 0
+		if e.hadLock {
+			r.PID = int32(os.Getpid())
+		}
+	}
+	return r
+}
+
+// Borrow returns the files of an entry or a staging, nil when it is gone; the memfds are valid until release.
+func (s *Store) Borrow(serial uint64) (files []Passed, release func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var held []*File
+	for _, table := range []map[string]*Entry{s.entries, s.staging} {
+		for _, e := range table {
+			if e.serial == serial {
+				e.allFiles(func(f *File) {
+					f.refs++
+					held = append(held, f)
+					files = append(files, f.passed())
+				})
+			}
+		}
+	}
+	return files, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, f := range held {
+			f.unref()
+		}
+	}
+}
+
+func (f *File) passed() Passed {
+	return Passed{schema.FileRecord{
+		Entry: f.entry.serial, Serial: f.serial, Name: f.name, Arena: f.kind == arena, Huge: f.huge,
+	}, f.fd}
+}
+
+// Adoption is an entry or a staging of another daemon, checked, with its own descriptors.
+type Adoption struct {
+	schema.EntryRecord
+	files    []Passed
+	manifest *schema.Manifest // of a published entry
+}
+
+// NewAdoption checks what another daemon hands over as a commit would: published files have all seals, and the manifest
+// fits the files. It owns the descriptors from now on, also when it fails; the error wraps ErrForeign and names the
+// culprit.
+func NewAdoption(calls *OS, r schema.EntryRecord, files []Passed) (*Adoption, error) {
+	a := &Adoption{EntryRecord: r, files: files}
+	if err := a.check(calls); err != nil {
+		a.Close()
+		return nil, fmt.Errorf("%s: %w: %w", r.ID, ErrForeign, err)
+	}
+	return a, nil
+}
+
+// Close gives the descriptors up.
+func (a *Adoption) Close() {
+	for _, f := range a.files {
+		_ = unix.Close(f.FD)
+	}
+	a.files = nil
+}
+
+func (a *Adoption) check(calls *OS) error {
+	arenas := map[string]uint64{}
+	blobs := map[string]Passed{}
+	for _, f := range a.files {
+		size, err := fileSize(f.FD)
+		if err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+		if err := a.checkSeals(calls, f, size); err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+		switch _, twice := arenas[f.Name]; {
+		case f.Arena && !twice:
+			arenas[f.Name] = size
+		case !f.Arena && (f.Name == ManifestName || f.Name == StructureName) && blobs[f.Name].Name == "":
+			blobs[f.Name] = f
+		default:
+			return fmt.Errorf("%w: %q", ErrName, f.Name)
+		}
+	}
+	if a.Staging {
+		return nil
+	}
+	for _, name := range []string{ManifestName, StructureName} {
+		if blobs[name].Name == "" {
+			return fmt.Errorf("%w: no %s", ErrIncomplete, name)
+		}
+	}
+	return a.checkManifest(blobs, arenas)
+}
+
+// checkSeals also finds out that the descriptor is a memfd: nothing else has seals.
+func (a *Adoption) checkSeals(calls *OS, f Passed, size uint64) error {
+	seals, err := calls.GetSeals(f.FD)
+	if err != nil {
+		return fmt.Errorf("read seals: %w", err)
+	}
+	want := baseSeals
+	if a.Staging {
+		want = 0
+		if f.Arena && size > 0 {
+			want = sizeSeals
+		}
+		if seals&unix.F_SEAL_WRITE != 0 && seals&baseSeals != baseSeals {
+			return fmt.Errorf("%w: %#x", ErrSeals, seals)
+		}
+	}
+	if seals&want != want {
+		return fmt.Errorf("%w: %#x", ErrSeals, seals)
+	}
+	return nil
+}
+
+func (a *Adoption) checkManifest(blobs map[string]Passed, arenas map[string]uint64) error {
+	size, err := fileSize(blobs[ManifestName].FD)
+	if err != nil {
+		return err
+	}
+	structure, err := fileSize(blobs[StructureName].FD)
+	if err != nil {
+		return err
+	}
+	m, err := decodeMemfd(blobs[ManifestName].FD, size)
+	if err != nil {
+		return err
+	}
+	a.manifest = m
+	return m.Validate(schema.Files{ID: a.ID, Arenas: arenas, StructureNbytes: structure})
+}
+
+// Adopt puts entries and stagings of another daemon into a new store, with their serial numbers and so with their inode
+// numbers. Where they do not fit into the limits, idle entries leave as they would for a fill. Memory that is evicted
+// here is free when the other daemon has let go of it too. It owns what it is given, also when it fails.
+func (s *Store) Adopt(all []*Adoption) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	defer func() {
+		for _, a := range all {
+			a.Close()
+		}
+	}()
+	for _, a := range all {
+		if err := s.adopt(a); err != nil {
+			return fmt.Errorf("%s: %w: %w", a.ID, ErrForeign, err)
+		}
+	}
+	s.trim()
+	return nil
+}
+
+func (s *Store) adopt(a *Adoption) error {
+	if s.closed {
+		return ErrClosed
+	}
+	e := s.newEntry(a.ID, a.Serial, Caller{UID: a.UID, GID: a.GID, PID: int(a.PID)}, time.Unix(0, a.CreatedNS))
+	table, in := s.entries, inCache
+	if a.Staging {
+		table, in = s.staging, inStaging
+		e.hadLock, e.hasTensors = a.PID != 0, a.HasTensors
+	} else {
+		e.state, e.facts, e.hasTensors = Published, factsOf(a.manifest), true
+		e.hits, e.pinned, e.lastUse = a.Hits, a.Pinned, time.Unix(0, a.LastUseNS)
+	}
+	if table[a.ID] != nil {
+		return ErrExists
+	}
+	for _, p := range a.files {
+		f := &File{
+			store: s, entry: e, name: p.Name, serial: p.Serial, fd: p.FD, refs: 1, attached: true, in: in,
+			huge: p.Huge, mtime: e.created, handles: map[*Handle]struct{}{}, foreign: a.Staging,
+		}
+		dir := ""
+		if p.Arena {
+			f.kind, dir = arena, TensorsName
+		}
+		e.names(dir)[p.Name] = f
+		s.files[f] = struct{}{}
+		f.settleSize()
+		s.serial = max(s.serial, f.serial)
+	}
+	a.files = nil
+	table[a.ID] = e
+	s.serial = max(s.serial, e.serial)
+	if !a.Staging {
+		s.keep(e)
+	}
+	return nil
+}
+
+// trim evicts until the limits hold, as far as that goes.
+func (s *Store) trim() {
+	missing := shortfall(s.used(), s.opts.MaxBytes)
+	excess := 0
+	if s.opts.MaxEntries > 0 {
+		excess = max(0, len(s.entries)-s.opts.MaxEntries)
+	}
+	victims, _ := s.victims(func(sum uint64, n int) bool { return sum >= missing && n >= excess })
+	for _, e := range victims {
+		s.evict(e, ReasonRoom)
+	}
+}
+
+// settleSize takes over what the kernel says about the size. Another daemon may be writing, within its own budget.
+func (f *File) settleSize() {
+	size, err := fileSize(f.fd)
+	if err != nil {
+		return // of an open memfd: never
+	}
+	f.grow(int64(size) - int64(f.bytes))
+	f.sized = f.kind == arena && size > 0
+}
+
+// settleForeign is called when a handle for writing was released: that of the other daemon is the last one.
+func (f *File) settleForeign() {
+	if f.foreign && f.writers == 0 {
+		f.foreign = false
+		f.settleSize()
+	}
+}

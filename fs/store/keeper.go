@@ -1,0 +1,35 @@
+package store
+
+import "overmind-fs/schema"
+
+// Keeper is told what should outlive the process. Its methods are called under the lock of the store, so they return at
+// once. After a takeover it is the other daemon's keeper that counts.
+type Keeper interface {
+	// Keep is called for every entry that is published or adopted; the descriptors are valid until it returns.
+	Keep(r schema.EntryRecord, files []Passed)
+	// Update is called when hits, last use or pin of a kept entry have changed.
+	Update(r schema.EntryRecord)
+	// Forget is called when an entry has left. It is not called for what is left when the store is closed.
+	Forget(serial uint64)
+}
+
+func (s *Store) keep(e *Entry) {
+	if s.opts.Keeper == nil || s.superseded {
+		return
+	}
+	var files []Passed
+	e.allFiles(func(f *File) { files = append(files, f.passed()) })
+	s.opts.Keeper.Keep(e.record(), files)
+}
+
+func (s *Store) update(e *Entry) {
+	if s.opts.Keeper != nil && !s.superseded {
+		s.opts.Keeper.Update(e.record())
+	}
+}
+
+func (s *Store) forget(e *Entry) {
+	if s.opts.Keeper != nil && !s.superseded {
+		s.opts.Keeper.Forget(e.serial)
+	}
+}
