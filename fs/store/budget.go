@@ -11,7 +11,7 @@ import (
 const memoryMargin = 64 << 20
 
 func (s *Store) used() uint64 {
-	return s.bytes[inStaging] + s.bytes[inCache] + s.bytes[inDraining]
+	return s.bytes[inStaging] + s.bytes[inCache] + s.bytes[inDraining] + s.promised
 }
 
 // reserve makes sure that n more bytes fit into the budget and, if look is set, into the free memory, evicting idle
@@ -113,11 +113,11 @@ func (s *Store) victims(enough func(sum uint64, n int) bool) ([]*Entry, uint64) 
 	return idle, sum
 }
 
-// freeable is how many bytes come back at once when the entry goes: what is open stays, as draining.
+// freeable is how many bytes come back at once when the entry goes: what is open or being read stays, as draining.
 func (e *Entry) freeable() uint64 {
 	var sum uint64
 	e.allFiles(func(f *File) {
-		if len(f.handles) == 0 {
+		if f.refs == 1 {
 			sum += f.bytes
 		}
 	})

@@ -40,6 +40,13 @@ func (s *Store) Check() error {
 	if s.pending > s.bytes[inStaging]+s.bytes[inDraining] {
 		fail("pending %d of %v", s.pending, s.bytes)
 	}
+	var promised uint64
+	for f := range s.files {
+		promised += f.promised
+	}
+	if promised != s.promised {
+		fail("promised %d, files have %d", s.promised, promised)
+	}
 	table := func(name string, m map[string]*Entry, want State, in bucket) {
 		for id, e := range m {
 			if e.id != id || e.state != want {

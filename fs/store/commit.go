@@ -17,6 +17,10 @@ import (
 // it was, except that files may be sealed already; another Commit may follow. With noReplace an existing entry is
 // ErrExists.
 func (s *Store) Commit(ctx context.Context, id string, c Caller, noReplace bool) error {
+	if err := s.enter(); err != nil {
+		return fmt.Errorf("commit %s: %w", id, err)
+	}
+	defer s.mu.Unlock()
 	e, files, err := s.beginCommit(id, c, noReplace)
 	if err != nil {
 		return fmt.Errorf("commit %s: %w", id, err)
@@ -35,10 +39,6 @@ func (s *Store) Commit(ctx context.Context, id string, c Caller, noReplace bool)
 
 // beginCommit marks the staging and takes a reference to each of its files.
 func (s *Store) beginCommit(id string, c Caller, noReplace bool) (*Entry, []*File, error) {
-	if err := s.enter(); err != nil {
-		return nil, nil, err
-	}
-	defer s.mu.Unlock()
 	e := s.staging[id]
 	switch {
 	case s.closed:
@@ -69,8 +69,6 @@ func (s *Store) beginCommit(id string, c Caller, noReplace bool) (*Entry, []*Fil
 
 // endCommit undoes what beginCommit did, however the commit went.
 func (s *Store) endCommit(e *Entry, files []*File) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, f := range files {
 		f.unref()
 	}
@@ -94,8 +92,10 @@ func (s *Store) mayReplace(e *Entry, c Caller, noReplace bool) error {
 	return nil
 }
 
-// prepare does the slow part of a commit, without s.mu.
+// prepare does the slow part of a commit. It lets go of s.mu meanwhile.
 func (s *Store) prepare(ctx context.Context, e *Entry, files []*File) (*schema.Manifest, error) {
+	s.mu.Unlock()
+	defer s.mu.Lock()
 	if err := s.waitWriters(ctx, e, files); err != nil {
 		return nil, err
 	}
@@ -212,8 +212,6 @@ func (s *Store) sealFile(ctx context.Context, f *File, deadline time.Time) error
 
 // publish puts the entry in place.
 func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.staging[e.id] != e {
 		return ErrNotFound // dropped while it was sealed
 	}

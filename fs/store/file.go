@@ -31,6 +31,7 @@ type File struct {
 	attached bool
 	in       bucket
 	bytes    uint64 // what it counts for; for a blob also its size
+	promised uint64 // part of Store.promised
 	sized    bool   // an arena that has its memory
 	busy     bool   // an arena that is being allocated
 	huge     bool

@@ -146,6 +146,8 @@ func (f *File) extend(size uint64) error {
 		if err := s.reserve(size-f.bytes, look, f.entry.id+"/"+f.name); err != nil {
 			return err
 		}
+		f.promised = size - f.bytes
+		s.promised += f.promised
 	}
 	f.refs++
 	return nil
@@ -155,13 +157,21 @@ func (f *File) extend(size uint64) error {
 func (f *File) settle(size uint64) {
 	f.store.mu.Lock()
 	defer f.store.mu.Unlock()
+	f.fulfil()
 	f.grow(int64(size) - int64(f.bytes))
 	f.mtime = f.store.opts.Now()
+}
+
+// fulfil ends what extend promised: the bytes count by themselves now, or do not come.
+func (f *File) fulfil() {
+	f.store.promised -= f.promised
+	f.promised = 0
 }
 
 // done gives back the reference of extend.
 func (s *Store) done(f *File) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	f.fulfil()
 	f.unref()
 }
