@@ -114,6 +114,13 @@ func (m *Mount) giveWay(mount int) (err error) {
 			}
 		}
 	}()
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(mount, &st); err != nil {
+		return fmt.Errorf("the new mount does not answer: %w", err)
+	}
+	if st.Type != unix.FUSE_SUPER_MAGIC {
+		return fmt.Errorf("%w: the new mount is of another kind", unix.EINVAL)
+	}
 	for _, id := range m.tree.store.LockIDs() {
 		if locks[id], err = holdLock(mount, id); err != nil {
 			return err

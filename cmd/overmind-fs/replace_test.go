@@ -299,7 +299,44 @@ func TestSignalAfterReplace(t *testing.T) {
 	n2.wantExit(t, exitOK)
 }
 
-// A new daemon that dies, or cannot mount, at the worst moment: all changes that waited go on in the old one.
+// Killed at any time before it has taken over, a new daemon changes nothing.
+func TestReplaceKilled(t *testing.T) {
+	needBeneath(t)
+	d := startDaemon(t, t.TempDir())
+	f := fill(t, d.dir, "a")
+	for wait := time.Duration(0); wait < 60*time.Millisecond; wait += 6 * time.Millisecond {
+		n := command("mount", "--replace", d.dir)
+		must(t, n.Start())
+		time.Sleep(wait)
+		must(t, n.Process.Kill())
+		_ = n.Wait()
+		if err := d.servesAll(t, f); err != nil {
+			if h, _ := overmindfs.ProbeMount(d.dir); h == overmindfs.DeadMount {
+				d.wantEnd(t) // it was quicker
+				return
+			}
+			t.Fatalf("after %v: %v", wait, err)
+		}
+	}
+}
+
+// servesAll says whether an entry can be read and a fill begun, in one mount.
+func (d *daemon) servesAll(t *testing.T, f fstest.Fill) error {
+	t.Helper()
+	if got, err := os.ReadFile(fstest.Arena(f.Entry())); err != nil || !bytes.Equal(got, fstest.Content(f.Size)) {
+		return fmt.Errorf("%d bytes, %w", len(got), err)
+	}
+	staging := filepath.Join(d.dir, "staging", "x")
+	if err := errors.Join(unix.Mkdir(staging, 0o755), unix.Rmdir(staging)); err != nil {
+		return err
+	}
+	if got := mounts(t, d.dir); got != 1 {
+		return fmt.Errorf("%d mounts", got)
+	}
+	return nil
+}
+
+// A new daemon that dies, hangs or cannot mount, at the worst moment: all changes that waited go on in the old one.
 func TestFailedReplaceLeavesTheOldOne(t *testing.T) {
 	needBeneath(t)
 	d := startDaemon(t, t.TempDir())
@@ -308,7 +345,8 @@ func TestFailedReplaceLeavesTheOldOne(t *testing.T) {
 	must(t, err)
 	calls := store.NewOS()
 	for name, end := range map[string]func(*handover.Takeover) error{
-		"it dies": func(*handover.Takeover) error { return handover.ErrRefused },
+		"it dies":  func(h *handover.Takeover) error { h.Close(); return handover.ErrRefused },
+		"it hangs": func(*handover.Takeover) error { return handover.ErrRefused },
 		"it has no mount": func(h *handover.Takeover) error {
 			fd, err := unix.Open(t.TempDir(), unix.O_PATH|unix.O_CLOEXEC, 0)
 			must(t, err)
@@ -338,8 +376,13 @@ func TestFailedReplaceLeavesTheOldOne(t *testing.T) {
 			if err := end(h); !errors.Is(err, handover.ErrRefused) {
 				t.Error(err)
 			}
-			h.Close()
-			must(t, <-made)
+			select {
+			case err := <-made:
+				must(t, err)
+			case <-time.After(30 * time.Second):
+				must(t, d.cmd.Process.Kill())
+				t.Fatal("mkdir waits for ever")
+			}
 			must(t, unix.Rmdir(filepath.Join(d.dir, "staging", "x")))
 			if _, err := os.ReadFile(fstest.Arena(f.Entry())); err != nil {
 				t.Error(err)
@@ -366,8 +409,13 @@ func TestReplaceNothingAndByLink(t *testing.T) {
 	fill(t, d.dir, "a")
 	link := filepath.Join(t.TempDir(), "link")
 	must(t, os.Symlink(d.dir, link))
-	wantRun(t, exitOK, "mounted "+link, "mount", "--replace", "--background", "--log-file", logFile(t), link)
+	log := logFile(t)
+	wantRun(t, exitOK, "mounted "+link, "mount", "--replace", "--background", "--log-file", log, link)
 	d.wantEnd(t)
+	// The old one has nothing to do any more, and yet answers before it ends.
+	if text, err := os.ReadFile(log); err != nil || strings.Contains(string(text), "WARN") {
+		t.Errorf("%v\n%s", err, text)
+	}
 	if ids, err := entryIDs(d.dir); err != nil || len(ids) != 1 {
 		t.Errorf("%v, %v", ids, err)
 	}
