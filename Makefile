@@ -14,13 +14,19 @@ PY := $(VENV)/bin/python
 OLDER := $(or $(OVERMIND_VENVS),$(HOME)/.cache/overmind-fs/venvs)/older
 OLDER_PYTHON := 3.11
 PREFIX ?= /usr/local
+# The manual page, and how shells complete a line.
+SHARED = $(addprefix $(DESTDIR)$(PREFIX)/share/,man/man1/overmind-fs.1 bash-completion/completions/overmind-fs \
+	zsh/site-functions/_overmind-fs fish/vendor_completions.d/overmind-fs.fish)
 CASES ?= ../shared/cases
 CASES_ARGS ?=
 FUZZTIME ?= 20s
 BENCH_ARGS ?=
 GOLANGCI := 2.15.0
+# That of the loader, and the commit.
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyloader/pyproject.toml)$(shell git rev-parse --short=12 HEAD \
+	2>/dev/null | sed 's/^/+g/')
 
-GO_SOURCES := $(shell find cmd fs schema -name '*.go' 2>/dev/null)
+GO_SOURCES := $(shell find cmd fs schema -name '*.go' -o -path '*/completion/*' -type f 2>/dev/null)
 CEXT_SOURCES := $(shell find cext/src cext/overmind_cext cext/setup.py cext/pyproject.toml -type f -not -name '*.so' \
 	-not -path '*__pycache__*' 2>/dev/null)
 
@@ -41,8 +47,13 @@ demo: build venv compiled ## one pipeline in three processes: without the cache,
 	$(PY) -m integration.demo
 
 .PHONY: install
-install: build ## the daemon to PREFIX/bin, the loader into the active Python environment
+install: build ## the daemon, its manual and completions to PREFIX, the loader into the active Python environment
 	install -D -m 755 bin/overmind-fs $(DESTDIR)$(PREFIX)/bin/overmind-fs
+	install -d $(dir $(SHARED))
+	bin/overmind-fs man >$(word 1,$(SHARED))
+	bin/overmind-fs completion bash >$(word 2,$(SHARED))
+	bin/overmind-fs completion zsh >$(word 3,$(SHARED))
+	bin/overmind-fs completion fish >$(word 4,$(SHARED))
 	@if [ -n "$${VIRTUAL_ENV:-}" ] && command -v uv >/dev/null; then \
 		set -x; uv pip install --reinstall-package overmind-fs --reinstall-package overmind-cext ./cext ./pyloader; \
 	else \
@@ -51,7 +62,7 @@ install: build ## the daemon to PREFIX/bin, the loader into the active Python en
 
 .PHONY: uninstall
 uninstall: ## what install put there
-	rm -f $(DESTDIR)$(PREFIX)/bin/overmind-fs
+	rm -f $(DESTDIR)$(PREFIX)/bin/overmind-fs $(SHARED)
 	@if [ -n "$${VIRTUAL_ENV:-}" ] && command -v uv >/dev/null; then \
 		set -x; uv pip uninstall overmind-fs overmind-cext; \
 	else \
@@ -64,7 +75,7 @@ uninstall: ## what install put there
 build: bin/overmind-fs ## the daemon, bin/overmind-fs
 
 bin/overmind-fs: $(GO_SOURCES) go.mod go.sum | need-go
-	CGO_ENABLED=0 go build -trimpath -o $@ ./cmd/overmind-fs
+	CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o $@ ./cmd/overmind-fs
 
 .PHONY: venv
 venv: $(VENV)/.requirements $(VENV)/.cext $(VENV)/.pyloader ## .venv with everything that the tests load, and the product

@@ -2,7 +2,9 @@ package fs
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"overmind-fs/fs/store"
@@ -97,4 +99,17 @@ func (t *tree) status() Status {
 func (t *tree) statusJSON() ([]byte, error) {
 	out, err := json.MarshalIndent(t.status(), "", "  ")
 	return append(out, '\n'), err
+}
+
+// ReadStatus reads status.json of a mount; a plain folder has none.
+func ReadStatus(dir string) (Status, error) {
+	var s Status
+	text, err := os.ReadFile(filepath.Join(dir, "status.json"))
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal(text, &s); err != nil {
+		return s, fmt.Errorf("status.json of %s: %w", dir, err)
+	}
+	return s, nil
 }

@@ -10,33 +10,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
 	overmindfs "overmind-fs/fs"
 	"overmind-fs/schema"
 )
 
-// rootFlag says which cache the client commands work on.
-func rootFlag() cli.Flag {
-	return &cli.StringFlag{Name: "root", Aliases: []string{"r"}, EnvVars: []string{"OVERMIND_ROOT"}, Usage: "the cache: a mount or a folder, `DIR`"}
-}
-
-// cacheRoot returns the folder given by --root or $OVERMIND_ROOT.
-func cacheRoot(c *cli.Context) (string, error) {
-	root := c.String("root")
-	if root == "" {
-		return "", usageError{"which cache? give --root DIR or set OVERMIND_ROOT"}
-	}
-	if _, err := os.Stat(pipelinesOf(root)); err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			return "", fmt.Errorf("%s: %w", root, errNoMount)
-		}
-		return "", fmt.Errorf("%s: %w", root, err)
-	}
-	return root, nil
-}
-
+// pipelinesOf is the folder of the entries.
 func pipelinesOf(root string) string { return filepath.Join(root, "pipelines") }
 
 // entry is what a client can see of one entry.
@@ -45,14 +25,17 @@ type entry struct {
 	path     string
 	uid      uint32
 	manifest *schema.Manifest
+	live     bool // on a mount; a plain folder has no attributes but the bytes
+	attributes
+}
 
-	// From the extended attributes; a plain folder has none.
-	live      bool
+// attributes are the extended attributes of an entry.
+type attributes struct {
+	bytes     uint64 // of all its files
 	pinned    bool
 	hits      uint64
 	leases    int
-	leasePIDs string
-	bytes     uint64
+	leasePIDs []int
 	lastUse   time.Time
 }
 
@@ -64,7 +47,7 @@ func entryIDs(root string) ([]string, error) {
 	}
 	var ids []string
 	for _, n := range names {
-		if n.IsDir() {
+		if n.IsDir() && schema.ValidID(n.Name()) {
 			ids = append(ids, n.Name())
 		}
 	}
@@ -88,11 +71,11 @@ func findEntry(root, prefix string) (string, error) {
 	}
 	switch len(fits) {
 	case 0:
-		return "", fmt.Errorf("%w: %s", errNoEntry, prefix)
+		return "", fmt.Errorf("%w: %q", errNoEntry, prefix)
 	case 1:
 		return fits[0], nil
 	default:
-		return "", fmt.Errorf("%w: %s fits %s", errNoEntry, prefix, strings.Join(fits, ", "))
+		return "", fmt.Errorf("%w: %q fits %s", errNoEntry, prefix, strings.Join(fits, ", "))
 	}
 }
 
@@ -112,21 +95,74 @@ func readEntry(root, id string) (*entry, error) {
 		return nil, fmt.Errorf("%s: %w", id, err)
 	}
 	e.bytes = e.manifest.DataBytes() + e.manifest.StructureNbytes + uint64(len(buf))
-	hits, err := attribute(e.path, overmindfs.AttrHits)
-	if err != nil {
-		return e, nil // a plain folder
+	if a, err := readAttributes(e.path); err == nil {
+		e.attributes, e.live = a, true
 	}
-	e.live = true
-	e.hits, _ = strconv.ParseUint(hits, 10, 64)
-	pinned, _ := attribute(e.path, overmindfs.AttrPinned)
-	e.pinned = pinned == "1"
-	leases, _ := attribute(e.path, overmindfs.AttrLeases)
-	e.leases, _ = strconv.Atoi(leases)
-	e.leasePIDs, _ = attribute(e.path, overmindfs.AttrLeasePIDs)
-	used, _ := attribute(e.path, overmindfs.AttrLastUse)
-	seconds, _ := strconv.ParseInt(used, 10, 64)
-	e.lastUse = time.Unix(seconds, 0)
 	return e, nil
+}
+
+// readAttributes reads the attributes of an entry of a mount.
+func readAttributes(path string) (attributes, error) {
+	var a attributes
+	texts := map[string]string{}
+	for _, name := range []string{
+		overmindfs.AttrPinned, overmindfs.AttrHits, overmindfs.AttrLeases, overmindfs.AttrLeasePIDs, overmindfs.AttrLastUse,
+		overmindfs.AttrBytes,
+	} {
+		text, err := attribute(path, name)
+		if err != nil {
+			return a, fmt.Errorf("%s of %s: %w", name, path, err)
+		}
+		texts[name] = text
+	}
+	a.pinned = texts[overmindfs.AttrPinned] == "1"
+	a.bytes, _ = strconv.ParseUint(texts[overmindfs.AttrBytes], 10, 64)
+	a.hits, _ = strconv.ParseUint(texts[overmindfs.AttrHits], 10, 64)
+	a.leases, _ = strconv.Atoi(texts[overmindfs.AttrLeases])
+	for _, word := range strings.Split(texts[overmindfs.AttrLeasePIDs], ",") {
+		if pid, err := strconv.Atoi(word); err == nil {
+			a.leasePIDs = append(a.leasePIDs, pid)
+		}
+	}
+	seconds, _ := strconv.ParseInt(texts[overmindfs.AttrLastUse], 10, 64)
+	a.lastUse = time.Unix(seconds, 0)
+	return a, nil
+}
+
+// leasedBy says how many leases there are, and whose where that is known: processes in other PID namespaces are not.
+func (a attributes) leasedBy() string {
+	if len(a.leasePIDs) == 0 {
+		return strconv.Itoa(a.leases)
+	}
+	pids := make([]string, len(a.leasePIDs))
+	for i, pid := range a.leasePIDs {
+		pids[i] = strconv.Itoa(pid)
+	}
+	return fmt.Sprintf("%d (pid %s)", a.leases, strings.Join(pids, ", "))
+}
+
+// readEntries reads all entries and leaves out those that go in the meantime.
+func readEntries(root string) ([]*entry, error) {
+	if all, err := listedEntries(root); !errors.Is(err, os.ErrNotExist) {
+		return all, err
+	}
+	ids, err := entryIDs(root)
+	if err != nil {
+		return nil, err
+	}
+	var entries []*entry
+	for _, id := range ids {
+		e, err := readEntry(root, id)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "overmind-fs:", err)
+			continue
+		}
+		entries = append(entries, e)
+	}
+	return entries, nil
 }
 
 // attribute reads an extended attribute.
@@ -140,19 +176,6 @@ func attribute(path, name string) (string, error) {
 		return "", err
 	}
 	return string(buf[:size]), nil
-}
-
-// readStatus reads status.json of a mount.
-func readStatus(root string) (overmindfs.Status, error) {
-	var s overmindfs.Status
-	text, err := os.ReadFile(filepath.Join(root, "status.json"))
-	if err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			return s, fmt.Errorf("%s: %w (a plain folder has no status)", root, errNoMount)
-		}
-		return s, err
-	}
-	return s, json.Unmarshal(text, &s)
 }
 
 func printJSON(v any) error {

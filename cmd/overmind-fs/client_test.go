@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"overmind-fs/fs/fstest"
@@ -30,7 +31,8 @@ func TestClientCommandsOnMount(t *testing.T) {
 		t.Errorf("ls --json: %+v", docs)
 	}
 	wantRun(t, exitOK, "/models/tiny", "show", "other")
-	wantRun(t, exitNotFound, "fits tiny-aaa, tiny-bbb", "show", "tiny")
+	wantRun(t, exitNotFound, `"tiny" fits tiny-aaa, tiny-bbb`, "show", "tiny")
+	wantRun(t, exitNotFound, `no such entry: ""`, "show", "")
 	wantRun(t, exitNotFound, "no such entry", "show", "nothing")
 	var doc map[string]any
 	must(t, json.Unmarshal([]byte(wantRun(t, exitOK, "", "show", "--json", "tiny-aaa")), &doc))
@@ -49,8 +51,8 @@ func TestClientCommandsOnMount(t *testing.T) {
 	wantRun(t, exitOK, "passthrough", "status")
 	must(t, json.Unmarshal([]byte(wantRun(t, exitOK, "", "status", "--json", "--root", d.dir)), &s))
 
-	wantRun(t, exitNotFound, "no such entry: nothing", "evict", "nothing", "tiny-aaa")
-	wantRun(t, exitOK, "", "evict", "--all")
+	wantRun(t, exitNotFound, `no such entry: "nothing"`, "evict", "nothing", "tiny-aaa")
+	wantRun(t, exitOK, "2 evicted, 6.6 MiB freed", "evict", "--all")
 	if ids, err := entryIDs(d.dir); err != nil || len(ids) != 0 {
 		t.Errorf("left: %v (%v)", ids, err)
 	}
@@ -65,6 +67,10 @@ func TestClientCommandsOnPlainFolder(t *testing.T) {
 	f := fstest.Fill{Root: root, ID: "tiny-aaa", Size: mib, Mapped: true}
 	must(t, f.Run())
 	wantRun(t, exitOK, "tiny-aaa", "ls", "--root", root)
+	wantRun(t, exitOK, "tiny-aaa", "--root", root, "ls")
+	wantRun(t, exitOK, "in 1 entries", "du", "--root", root)
+	wantRun(t, exitNotFound, "does not know when an entry was used", "evict", "--older-than", "1ms", "--root", root)
+	wantRun(t, exitNotFound, "a plain folder has no status", "top", "--root", root)
 	wantRun(t, exitOK, "/models/tiny", "show", "tiny", "--root", root)
 	wantRun(t, exitNotFound, "a plain folder has no status", "status", "--root", root)
 	wantRun(t, exitNotFound, "a plain folder evicts nothing", "pin", "tiny", "--root", root)
@@ -78,4 +84,26 @@ func TestNoCache(t *testing.T) {
 	t.Setenv("OVERMIND_ROOT", "")
 	wantRun(t, exitUsage, "OVERMIND_ROOT", "ls")
 	wantRun(t, exitNotFound, "not an overmind mount", "ls", "--root", t.TempDir())
+	wantRun(t, exitNotFound, "there is no such folder", "status", "--root", "/nope")
+	wantRun(t, exitUsage, `status takes no arguments, got "/nope"`, "status", "/nope")
+}
+
+// Whatever the daemon's end was, a command says what to do about it, and does not wait for it.
+func TestCommandsWithoutADaemon(t *testing.T) {
+	d := startDaemon(t, t.TempDir())
+	t.Setenv(rootEnv, d.dir)
+	link := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(d.dir, link))
+	commands := [][]string{{"ls"}, {"status"}, {"show", "a"}, {"evict", "a"}, {"pin", "a"}, {"du"}, {"top"}, {"ls", "--root", link}}
+	must(t, d.cmd.Process.Signal(syscall.SIGSTOP))
+	for _, args := range commands[:2] {
+		wantRun(t, exitNoDaemon, "does not answer", args...)
+	}
+	must(t, d.cmd.Process.Kill())
+	<-d.ended
+	for _, args := range commands {
+		wantRun(t, exitNoDaemon, "overmind-fs mount "+d.dir, args...)
+	}
+	wantRun(t, exitOK, "", "umount") // what OVERMIND_ROOT says
+	wantRun(t, exitNotFound, "not an overmind mount", "umount", link)
 }

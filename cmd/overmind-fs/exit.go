@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"io/fs"
+	"syscall"
 )
 
 // Exit codes.
@@ -11,7 +12,20 @@ const (
 	exitFailure  = 1 // it did not work; the message says why
 	exitUsage    = 2 // a flag or an argument is wrong
 	exitNotFound = 3 // no mount there, or no such entry
+	exitNoDaemon = 4 // the mount is there, and its daemon is dead or does not answer
 )
+
+const exitCodes = `Exit codes:
+
+0: it worked; doctor found nothing
+
+1: it did not work, and the message says why; doctor found something
+
+2: a flag or an argument is wrong
+
+3: there is no cache, or no such entry
+
+4: the daemon of the mount is dead or does not answer`
 
 // usageError is returned for flags and arguments that make no sense.
 type usageError struct{ message string }
@@ -23,6 +37,10 @@ var (
 	errNoMount = errors.New("not an overmind mount")
 	// errNoEntry is returned when an entry does not exist, or a prefix fits several.
 	errNoEntry = errors.New("no such entry")
+	// errDaemonDead is returned for a mount whose daemon was killed.
+	errDaemonDead = errors.New("the daemon of this mount is dead")
+	// errDaemonSilent is returned for a mount whose daemon hangs.
+	errDaemonSilent = errors.New("the daemon of this mount does not answer")
 )
 
 func exitCode(err error) int {
@@ -32,6 +50,9 @@ func exitCode(err error) int {
 		return exitOK
 	case errors.As(err, &usage):
 		return exitUsage
+	case errors.Is(err, errDaemonDead), errors.Is(err, errDaemonSilent), errors.Is(err, syscall.ENOTCONN),
+		errors.Is(err, syscall.ECONNABORTED):
+		return exitNoDaemon
 	case errors.Is(err, errNoMount), errors.Is(err, errNoEntry), errors.Is(err, fs.ErrNotExist):
 		return exitNotFound
 	default:

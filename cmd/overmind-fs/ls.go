@@ -1,12 +1,9 @@
 package main
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -14,15 +11,6 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/urfave/cli/v2"
 )
-
-// orders are the values of --sort. Sizes and counts are listed largest first.
-var orders = map[string]func(a, b *entry) int{
-	"id":      func(a, b *entry) int { return cmp.Compare(a.id, b.id) },
-	"size":    func(a, b *entry) int { return cmp.Compare(b.bytes, a.bytes) },
-	"hits":    func(a, b *entry) int { return cmp.Compare(b.hits, a.hits) },
-	"used":    func(a, b *entry) int { return b.lastUse.Compare(a.lastUse) },
-	"created": func(a, b *entry) int { return cmp.Compare(b.manifest.CreatedNS, a.manifest.CreatedNS) },
-}
 
 func cmdLs() *cli.Command {
 	return &cli.Command{
@@ -32,17 +20,16 @@ func cmdLs() *cli.Command {
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
-			&cli.StringFlag{Name: "sort", Value: "id", Usage: "by id, size, hits, used or created"},
+			&cli.StringFlag{Name: "sort", Value: "id", Usage: "by `COLUMN`: " + sortNames() +
+				". Sizes and counts: largest first; times: latest first"},
+			&cli.BoolFlag{Name: "reverse", Usage: "the other way round"},
 		},
 		Action: func(c *cli.Context) error {
-			if c.NArg() > 0 {
-				return usageError{"ls takes no arguments; give the cache with --root"}
-			}
 			order, ok := orders[c.String("sort")]
 			if !ok {
-				return usageError{fmt.Sprintf("--sort is id, size, hits, used or created, not %q", c.String("sort"))}
+				return usageError{fmt.Sprintf("--sort is %s, not %q", sortNames(), c.String("sort"))}
 			}
-			root, err := cacheRoot(c)
+			root, err := cacheRootOnly(c)
 			if err != nil {
 				return err
 			}
@@ -50,7 +37,7 @@ func cmdLs() *cli.Command {
 			if err != nil {
 				return err
 			}
-			slices.SortStableFunc(entries, order)
+			entries = sorted(entries, order, c.Bool("reverse"))
 			if c.Bool("json") {
 				return listJSON(entries)
 			}
@@ -59,49 +46,52 @@ func cmdLs() *cli.Command {
 	}
 }
 
-// readEntries reads all entries and leaves out those that go in the meantime.
-func readEntries(root string) ([]*entry, error) {
-	if all, err := listedEntries(root); !errors.Is(err, os.ErrNotExist) {
-		return all, err
-	}
-	ids, err := entryIDs(root)
-	if err != nil {
-		return nil, err
-	}
-	var entries []*entry
-	for _, id := range ids {
-		e, err := readEntry(root, id)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "overmind-fs:", err)
-			continue
-		}
-		entries = append(entries, e)
-	}
-	return entries, nil
-}
+// What a table shows of something that a plain folder does not have.
+const unknown = "-"
 
 func listTable(w io.Writer, entries []*entry) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "ID\tSIZE\tHITS\tLEASES\tPINNED\tUSED\tLOAD TOOK")
+	_, _ = fmt.Fprintln(t, "ID\tCLASS\tMODEL\tSIZE\tAGE\tUSED\tHITS\tLEASES\tPINNED\tLOAD TOOK")
 	for _, e := range entries {
-		hits, leases, pinned, used := "-", "-", "-", "-"
+		hits, leases, pinned, used := unknown, unknown, unknown, unknown
 		if e.live {
-			hits, leases, used = fmt.Sprint(e.hits), fmt.Sprint(e.leases), humanize.Time(e.lastUse)
+			hits, leases, pinned, used = fmt.Sprint(e.hits), e.leasedBy(), "no", humanize.Time(e.lastUse)
 			if e.pinned {
 				pinned = "yes"
 			}
 		}
-		took := time.Duration(e.manifest.FillSeconds * float64(time.Second)).Round(100 * time.Millisecond)
 		_, _ = fmt.Fprintln(t, strings.Join([]string{
-			e.id, humanize.IBytes(e.bytes), hits, leases, pinned, used, took.String(),
+			e.id, cell(lastName(e.manifest.ClassName)), cell(e.manifest.ModelName), humanize.IBytes(e.bytes),
+			age(e.created()), used, hits, leases, pinned, e.took().String(),
 		}, "\t"))
 	}
 	return t.Flush()
 }
 
+// cell shows an empty text, and one that a filler chose.
+func cell(text string) string {
+	if text == "" {
+		return unknown
+	}
+	return printable(text)
+}
+
+// lastName is the class of "package.module.Class".
+func lastName(qualified string) string { return qualified[strings.LastIndexByte(qualified, '.')+1:] }
+
+// age is humanize.Time without "ago".
+func age(then time.Time) string {
+	return strings.TrimSpace(humanize.RelTime(then, time.Now(), "", "from now"))
+}
+
+func (e *entry) created() time.Time { return time.Unix(0, e.manifest.CreatedNS) }
+
+// took is how long the load without the cache took.
+func (e *entry) took() time.Duration {
+	return time.Duration(e.manifest.FillSeconds * float64(time.Second)).Round(100 * time.Millisecond)
+}
+
+// entryDoc is an entry in JSON; what is a pointer is not there for a plain folder. Fields are added, never changed.
 type entryDoc struct {
 	ID          string  `json:"id"`
 	ClassName   string  `json:"class_name"`
@@ -113,7 +103,8 @@ type entryDoc struct {
 	Pinned      *bool   `json:"pinned,omitempty"`
 	Hits        *uint64 `json:"hits,omitempty"`
 	Leases      *int    `json:"leases,omitempty"`
-	LastUse     *int64  `json:"last_use,omitempty"`
+	LeasePIDs   *[]int  `json:"lease_pids,omitempty"` // those that are known
+	LastUse     *int64  `json:"last_use,omitempty"`   // Unix seconds
 }
 
 func listJSON(entries []*entry) error {
@@ -125,8 +116,8 @@ func listJSON(entries []*entry) error {
 			CreatedNS: m.CreatedNS, FillSeconds: m.FillSeconds,
 		}
 		if e.live {
-			used := e.lastUse.Unix()
-			d.Pinned, d.Hits, d.Leases, d.LastUse = &e.pinned, &e.hits, &e.leases, &used
+			used, pids := e.lastUse.Unix(), append([]int{}, e.leasePIDs...)
+			d.Pinned, d.Hits, d.Leases, d.LeasePIDs, d.LastUse = &e.pinned, &e.hits, &e.leases, &pids, &used
 		}
 		docs = append(docs, d)
 	}

@@ -29,12 +29,16 @@ func buildVersion() string {
 func newApp() *cli.App {
 	onUsageError := func(_ *cli.Context, err error, _ bool) error { return usageError{err.Error()} }
 	app := &cli.App{
-		Name:            "overmind-fs",
-		Usage:           "a file system that holds loaded PyTorch models",
-		Version:         buildVersion(),
-		HideHelpCommand: true,
+		Name:                 "overmind-fs",
+		Usage:                "a file system that holds loaded PyTorch models",
+		Description:          exitCodes,
+		Flags:                []cli.Flag{rootFlag()},
+		Version:              buildVersion(),
+		HideHelpCommand:      true,
+		EnableBashCompletion: true,
 		Commands: []*cli.Command{
-			cmdMount(), cmdUmount(), cmdLs(), cmdShow(), cmdEvict(), cmdPin(), cmdUnpin(), cmdStatus(),
+			cmdMount(), cmdUmount(), cmdLs(), cmdShow(), cmdDu(), cmdTop(), cmdEvict(), cmdPin(), cmdUnpin(), cmdStatus(),
+			cmdDoctor(), cmdCompletion(), cmdMan(),
 		},
 		// main prints errors and exits.
 		ExitErrHandler: func(*cli.Context, error) {},

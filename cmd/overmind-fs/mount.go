@@ -115,5 +115,8 @@ func (o MountOptions) Validate() error {
 	if o.User != "" && o.AllowOther {
 		return usageError{"--user gives the mount to one user, --allow-other to all: choose one"}
 	}
+	if _, _, err := o.owner(); err != nil {
+		return usageError{err.Error()}
+	}
 	return nil
 }

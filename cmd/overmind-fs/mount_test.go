@@ -37,6 +37,7 @@ func TestMountRefusesBadFolders(t *testing.T) {
 }
 
 func TestUsageErrors(t *testing.T) {
+	t.Setenv(rootEnv, "")
 	for _, args := range [][]string{
 		{"mount"}, {"mount", "a", "b"}, {"mount", "a", "--max-bytes", "many"}, {"mount", "a", "--max-bytes", "0"},
 		{"mount", "a", "--max-bytes", "101%"}, {"mount", "a", "--max-entries", "-1"}, {"mount", "a", "--passthrough", "x"},
@@ -45,6 +46,9 @@ func TestUsageErrors(t *testing.T) {
 		{"mount", "a", "--log-level", "loud"}, {"mount", "a", "--log-format", "xml"}, {"mount", "a", "--nonsense"},
 		{"mount", "a", "--user", "root", "--allow-other"},
 		{"nonsense"}, {"ls", "--sort", "x"}, {"evict"}, {"evict", "--all", "x"}, {"show"}, {"umount"}, {"pin"},
+		{"mount", "/nope", "--user", "no such user"}, {"--root", "x", "mount", "a"}, {"umount", "a", "b"}, {"ls", "x"},
+		{"evict", "--prefix"}, {"evict", "--prefix", ""}, {"evict", "x", "--force"}, {"evict", "--older-than", "soon"},
+		{"top", "--interval", "1ms"}, {"completion"}, {"completion", "tcsh"}, {"man", "x"}, {"doctor", "x"},
 	} {
 		if code, out, errOut := overmind(t, args...); code != exitUsage || errOut == "" {
 			t.Errorf("%v: exit %d, %q %q", args, code, out, errOut)
@@ -78,6 +82,10 @@ func TestFlagsMayFollowArguments(t *testing.T) {
 		"x --version":                      "x --version",
 		"x mount DIR --log-level":          "x mount --log-level -- DIR",
 		"x ls --json --sort size -r /mnt ": "x ls --json --sort size -r /mnt",
+		"x --root R ls --json":             "x ls --root R --json",
+		"x -r=R show a":                    "x show -r=R -- a",
+		"x --root show":                    "x --root show",
+		"x show a -r R " + completeFlag:    "x show -r R a " + completeFlag,
 	} {
 		if got := strings.Join(flagsFirst(app, strings.Fields(in)), " "); got != want {
 			t.Errorf("%s: %s, want %s", in, got, want)

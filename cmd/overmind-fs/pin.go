@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -16,10 +17,11 @@ func cmdUnpin() *cli.Command { return pinCommand("unpin", "undo pin", "0") }
 
 func pinCommand(name, usage, value string) *cli.Command {
 	return &cli.Command{
-		Name:      name,
-		Usage:     usage,
-		ArgsUsage: "ID…",
-		Flags:     []cli.Flag{rootFlag()},
+		Name:         name,
+		Usage:        usage,
+		ArgsUsage:    "ID…",
+		Flags:        []cli.Flag{rootFlag()},
+		BashComplete: completeIDs,
 		Action: func(c *cli.Context) error {
 			if !c.Args().Present() {
 				return usageError{name + " needs ids"}
@@ -40,4 +42,19 @@ func pinCommand(name, usage, value string) *cli.Command {
 			})
 		},
 	}
+}
+
+// eachEntry does something with each entry, also after one failed, and returns the errors.
+func eachEntry(root string, ids []string, do func(path string) error) error {
+	var errs []error
+	for _, prefix := range ids {
+		id, err := findEntry(root, prefix)
+		if err == nil {
+			err = do(filepath.Join(pipelinesOf(root), id))
+		}
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }

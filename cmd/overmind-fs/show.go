@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -21,6 +22,7 @@ func cmdShow() *cli.Command {
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.BoolFlag{Name: "json", Usage: "print manifest.json"},
+			&cli.BoolFlag{Name: "all", Aliases: []string{"a"}, Usage: fmt.Sprintf("all tensors, not the %d largest", topTensors)},
 		},
 		Action: func(c *cli.Context) error {
 			if c.NArg() != 1 {
@@ -41,21 +43,30 @@ func cmdShow() *cli.Command {
 			if c.Bool("json") {
 				return showJSON(e)
 			}
-			return show(os.Stdout, e)
+			return show(os.Stdout, e, c.Bool("all"))
 		},
+		BashComplete: completeIDs,
 	}
 }
 
-func showJSON(e *entry) error {
+// check makes sure that the indices in a manifest lead somewhere; that of a plain folder is checked by nobody else.
+func (e *entry) check() error {
 	m := e.manifest
 	files := schema.Files{ID: e.id, Arenas: map[string]uint64{}, StructureNbytes: m.StructureNbytes}
 	for _, a := range m.Arenas {
 		files.Arenas[a.Name] = a.Nbytes
 	}
-	if err := m.Validate(files); err != nil { // JSON follows the indices; a plain folder is not checked by anybody
+	if err := m.Validate(files); err != nil {
+		return fmt.Errorf("%s: %w", e.id, err)
+	}
+	return nil
+}
+
+func showJSON(e *entry) error {
+	if err := e.check(); err != nil {
 		return err
 	}
-	text, err := m.JSON()
+	text, err := e.manifest.JSON()
 	if err != nil {
 		return err
 	}
@@ -63,60 +74,94 @@ func showJSON(e *entry) error {
 	return err
 }
 
-func show(w io.Writer, e *entry) error {
+func show(w io.Writer, e *entry, all bool) error {
+	if err := e.check(); err != nil {
+		return err
+	}
 	m := e.manifest
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	line := func(name string, value any) { _, _ = fmt.Fprintf(t, "%s\t%v\n", name, value) }
-	line("id", e.id)
-	line("class", m.ClassName)
-	line("model", m.ModelName)
-	line("loader", m.Loader)
-	line("scope", m.Scope)
-	line("owner", fmt.Sprintf("uid %d", e.uid))
-	created := time.Unix(0, m.CreatedNS)
-	line("created", fmt.Sprintf("%s (%s)", created.Format(time.RFC3339), humanize.Time(created)))
-	line("load took", fmt.Sprintf("%.1f s", m.FillSeconds))
-	line("size", humanize.IBytes(e.bytes))
-	line("structure", humanize.IBytes(m.StructureNbytes))
-	line("storages", len(m.Storages))
-	line("tensors", len(m.Tensors))
+	p := newPage(w)
+	p.line("id", e.id)
+	p.line("class", m.ClassName)
+	p.line("model", m.ModelName)
+	p.line("loader", m.Loader)
+	p.line("scope", m.Scope)
+	p.line("owner", fmt.Sprintf("uid %d", e.uid))
+	p.line("created", fmt.Sprintf("%s (%s)", e.created().Format(time.RFC3339), humanize.Time(e.created())))
+	p.line("load took", e.took())
+	p.line("size", humanize.IBytes(e.bytes))
+	p.line("structure", humanize.IBytes(m.StructureNbytes))
+	p.line("storages", len(m.Storages))
+	p.line("tensors", len(m.Tensors))
 	if e.live {
-		line("hits", e.hits)
-		line("leases", e.leases)
-		if e.leasePIDs != "" {
-			line("leased by pid", e.leasePIDs)
-		}
-		line("pinned", e.pinned)
-		line("last use", humanize.Time(e.lastUse))
+		p.line("hits", e.hits)
+		p.line("leases", e.leasedBy())
+		p.line("pinned", e.pinned)
+		p.line("last use", humanize.Time(e.lastUse))
 	}
-	section := func(name string, n int, each func(i int) (string, string)) {
-		if n == 0 {
-			return
-		}
-		_, _ = fmt.Fprintf(t, "\n%s\n", name)
-		for i := range n {
-			a, b := each(i)
-			_, _ = fmt.Fprintf(t, "  %s\t%s\n", a, b)
-		}
+	p.section("what made the key")
+	for _, f := range m.Key {
+		p.row(f.Name, f.Value)
 	}
-	section("arenas", len(m.Arenas), func(i int) (string, string) {
-		return m.Arenas[i].Name, humanize.IBytes(m.Arenas[i].Nbytes)
-	})
-	section("key", len(m.Key), func(i int) (string, string) { return m.Key[i].Name, m.Key[i].Value })
-	section("files that the load opened", len(m.Sources), func(i int) (string, string) {
-		s := m.Sources[i]
-		return s.Path, fmt.Sprintf("%s, %s", humanize.IBytes(s.Nbytes), time.Unix(0, s.MtimeNS).Format(time.RFC3339))
-	})
-	section("folders that the load looked into", len(m.Listings), func(i int) (string, string) {
-		return m.Listings[i].Path, m.Listings[i].Digest
-	})
-	section("distributions", len(m.Distributions), func(i int) (string, string) {
-		d := m.Distributions[i]
-		if d.Version == "" {
-			return d.Name, "(not installed)"
+	p.section("components")
+	for _, a := range m.Arenas {
+		p.row(componentName(a.Name), humanize.IBytes(a.Nbytes))
+	}
+	tensors := tensorsBySize(m)
+	title := "tensors by size"
+	if !all && len(tensors) > topTensors {
+		title = fmt.Sprintf("the %d largest tensors of %d (all: --all)", topTensors, len(tensors))
+		tensors = tensors[:topTensors]
+	}
+	p.section(title)
+	for _, t := range tensors {
+		p.row(t.name, t.component, humanize.IBytes(t.nbytes), t.dtype, t.shape)
+	}
+	p.section("package versions")
+	for _, d := range m.Distributions {
+		version := d.Version
+		if version == "" {
+			version = "(not installed)"
 		}
-		return d.Name, d.Version
-	})
-	section("modules", len(m.Modules), func(i int) (string, string) { return m.Modules[i].Name, m.Modules[i].Path })
-	return t.Flush()
+		p.row(d.Name, version)
+	}
+	p.section("files that the load opened")
+	for _, s := range m.Sources {
+		p.row(s.Path, humanize.IBytes(s.Nbytes), time.Unix(0, s.MtimeNS).Format(time.RFC3339))
+	}
+	p.section("folders that the load looked into")
+	for _, l := range m.Listings {
+		p.row(l.Path, l.Digest)
+	}
+	p.section("modules outside of packages")
+	for _, x := range m.Modules {
+		p.row(x.Name, x.Path)
+	}
+	return p.flush()
 }
+
+// page is a text of aligned lines, in sections that have a heading only if there is something in them.
+type page struct {
+	table   *tabwriter.Writer
+	heading string
+}
+
+func newPage(w io.Writer) *page { return &page{table: tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)} }
+
+func (p *page) section(heading string) { p.heading = heading }
+
+func (p *page) line(name string, value any) {
+	_, _ = fmt.Fprintf(p.table, "%s\t%s\n", name, cell(fmt.Sprint(value)))
+}
+
+func (p *page) row(cells ...string) {
+	if p.heading != "" {
+		_, _ = fmt.Fprintf(p.table, "\n%s\n", p.heading)
+		p.heading = ""
+	}
+	for i, text := range cells {
+		cells[i] = printable(text)
+	}
+	_, _ = fmt.Fprintf(p.table, "  %s\n", strings.Join(cells, "\t"))
+}
+
+func (p *page) flush() error { return p.table.Flush() }

@@ -23,7 +23,7 @@ func cmdStatus() *cli.Command {
 			&cli.BoolFlag{Name: "json", Usage: "print status.json"},
 		},
 		Action: func(c *cli.Context) error {
-			root, err := cacheRoot(c)
+			root, err := cacheRootOnly(c)
 			if err != nil {
 				return err
 			}

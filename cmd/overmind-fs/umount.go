@@ -25,12 +25,17 @@ func cmdUmount() *cli.Command {
 		Name:      "umount",
 		Aliases:   []string{"unmount"},
 		Usage:     "unmount a cache",
-		ArgsUsage: "DIR",
+		ArgsUsage: "[DIR]",
+		Flags:     []cli.Flag{rootFlag()},
 		Action: func(c *cli.Context) error {
-			if c.NArg() != 1 {
-				return usageError{fmt.Sprintf("umount needs one folder, got %d arguments", c.NArg())}
+			dir := c.String("root")
+			if c.Args().Present() {
+				dir = c.Args().First()
 			}
-			return umount(c.Context, c.Args().First())
+			if c.NArg() > 1 || dir == "" {
+				return usageError{fmt.Sprintf("umount needs one folder, got %d; without one it takes --root or $%s", c.NArg(), rootEnv)}
+			}
+			return umount(c.Context, dir)
 		},
 	}
 }
@@ -38,7 +43,7 @@ func cmdUmount() *cli.Command {
 // umount unmounts and waits for the daemon, unless files are open: then the mount leaves the tree now, and the daemon
 // serves them until the last one is closed.
 func umount(ctx context.Context, path string) error {
-	dir, err := overmindfs.MountPoint(path)
+	dir, err := mountPointOf(path)
 	if err != nil {
 		return err
 	}

@@ -13,13 +13,25 @@ import (
 
 // TotalMemory returns what the machine or the memory limit of the cgroup of this process holds, the smaller one, in
 // bytes.
-func TotalMemory() (uint64, error) {
-	info, err := keyedValues("/proc/meminfo")
+func TotalMemory() (uint64, error) { return totalMemory("/", cgroupLevels()) }
+
+// MemoryOf returns what TotalMemory and Headroom are for another process, in bytes. root is where /proc and /sys are.
+func MemoryOf(root string, pid int) (total, room uint64, err error) {
+	levels := cgroupLevelsOf(root, strconv.Itoa(pid))
+	if total, err = totalMemory(root, levels); err != nil {
+		return 0, 0, err
+	}
+	room, err = headroom(root, levels)
+	return total, room, err
+}
+
+func totalMemory(root string, levels []cgroup) (uint64, error) {
+	info, err := keyedValues(filepath.Join(root, "proc/meminfo"))
 	if err != nil {
 		return 0, err
 	}
 	total := info["MemTotal"] << 10
-	for _, g := range cgroupLevels() {
+	for _, g := range levels {
 		if limit, err := g.limit(); err == nil {
 			total = min(total, limit)
 		}
@@ -32,8 +44,10 @@ func TotalMemory() (uint64, error) {
 
 // Headroom returns how many bytes can be taken before the machine or a cgroup above this process runs out. Page cache
 // counts as free, because the kernel gives it up.
-func Headroom() (uint64, error) {
-	info, err := keyedValues("/proc/meminfo")
+func Headroom() (uint64, error) { return headroom("/", cgroupLevels()) }
+
+func headroom(root string, levels []cgroup) (uint64, error) {
+	info, err := keyedValues(filepath.Join(root, "proc/meminfo"))
 	if err != nil {
 		return 0, err
 	}
@@ -42,7 +56,7 @@ func Headroom() (uint64, error) {
 		return 0, errors.New("/proc/meminfo has no MemAvailable")
 	}
 	room := available << 10
-	for _, g := range cgroupLevels() {
+	for _, g := range levels {
 		if left, err := g.headroom(); err == nil {
 			room = min(room, left)
 		}
@@ -138,8 +152,10 @@ func (g cgroup) headroom() (uint64, error) {
 }
 
 // cgroupLevels returns the memory cgroups of this process, from its own up to the root of what is visible.
-func cgroupLevels() []cgroup {
-	text, err := os.ReadFile("/proc/self/cgroup")
+func cgroupLevels() []cgroup { return cgroupLevelsOf("/", "self") }
+
+func cgroupLevelsOf(root, process string) []cgroup {
+	text, err := os.ReadFile(filepath.Join(root, "proc", process, "cgroup"))
 	if err != nil {
 		return nil
 	}
@@ -168,11 +184,11 @@ func cgroupLevels() []cgroup {
 		default:
 			continue
 		}
-		for _, root := range roots {
+		for _, top := range roots {
 			// In a container the path may be one of the host, and its own cgroup is the root; levels that do not
 			// exist fail to be read and are skipped.
 			for dir := filepath.Clean("/" + parts[2]); ; dir = filepath.Dir(dir) {
-				g.dir = filepath.Join(root, dir)
+				g.dir = filepath.Join(root, top, dir)
 				levels = append(levels, g)
 				if dir == "/" {
 					break

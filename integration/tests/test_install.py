@@ -85,3 +85,6 @@ def test_an_installed_loader_starts_its_own_daemon_once(installed: dict[str, str
     assert all(str(tmp_path / 'env') in r[2] and str(tmp_path / 'env') in r[3] for r in results)
     mounts = [m for m in Path('/proc/self/mountinfo').read_text().splitlines() if str(tmp_path) in m]
     assert len(mounts) == 1
+    share = tmp_path / 'prefix' / 'share'
+    assert '.TH overmind' in (share / 'man/man1/overmind-fs.1').read_text()
+    assert 'complete' in (share / 'bash-completion/completions/overmind-fs').read_text()
