@@ -232,7 +232,7 @@ func TestCrashKeepsEntries(t *testing.T) {
 	if ids, err := entryIDs(d.dir); err != nil || !slices.Equal(ids, []string{"a", "c"}) {
 		t.Errorf("%v, %v", ids, err)
 	}
-	wantRun(t, exitOK, "", "evict", "--root", d.dir, "--all")
+	wantRun(t, exitOK, "", "evict", "--root", d.dir, "--all", "--force")
 	m.await(0)
 	eventually(t, "all memory is let go", func() bool { return memfds(t, d.cmd.Process.Pid) == 0 })
 }
