@@ -170,6 +170,11 @@ test-abi: | need-uv need-compiler ## one binary of the helper on the oldest and 
 test-e2e: build venv ## real mounts, real processes, faults
 	$(PY) -m pytest -c integration/pyproject.toml --rootdir integration integration/tests
 
+.PHONY: test-soak
+test-soak: build venv ## a random simulation and cycles of load and evict, for a minute
+	OVERMIND_SOAK_SECONDS=$(or $(OVERMIND_SOAK_SECONDS),60) $(PY) -m pytest -s -c integration/pyproject.toml \
+		--rootdir integration integration/tests/test_soak.py
+
 .PHONY: test-smoke
 test-smoke: CASES_ARGS := --smoke
 test-smoke: test-cases ## the smoke subset of the acceptance cases

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -169,6 +170,27 @@ func TestArenaSize(t *testing.T) {
 		_, err := os.Stat(path)
 		wantErrno(t, err, syscall.ENOENT)
 	})
+}
+
+func TestReservation(t *testing.T) {
+	m := testMount(t)
+	idle := m.fill(t, "idle", 200*mib)
+	staging := m.path("staging", "a")
+	must(t, unix.Mkdir(staging, 0o755))
+	reserve := func(path, value string) error { return unix.Setxattr(path, overmindfs.AttrReserve, []byte(value), 0) }
+	wantErrno(t, reserve(staging, strconv.FormatInt(300*mib, 10)), syscall.ENOSPC)
+	for _, value := range []string{"", "-1", "many", "1.5", "99999999999999999999"} {
+		wantErrno(t, reserve(staging, value), syscall.EINVAL)
+	}
+	wantErrno(t, reserve(idle.Entry(), "1"), syscall.EROFS)
+	if _, err := os.Stat(idle.Entry()); err != nil {
+		t.Errorf("a refused reservation evicted: %v", err)
+	}
+	must(t, reserve(staging, strconv.FormatInt(100*mib, 10)))
+	_, err := os.Stat(idle.Entry())
+	wantErrno(t, err, syscall.ENOENT)
+	must(t, unix.Rmdir(staging))
+	m.fill(t, "b", 250*mib)
 }
 
 // A read handle from the staging stays valid across the commit and is a lease.

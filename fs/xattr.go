@@ -27,6 +27,8 @@ const (
 	AttrLeasePIDs = AttrPrefix + "lease_pids"
 	AttrBytes     = AttrPrefix + "bytes"
 	AttrLastUse   = AttrPrefix + "last_use"
+	// AttrReserve is of a staging, and can only be set: how many bytes the fill will take, in decimal.
+	AttrReserve = AttrPrefix + "reserve"
 )
 
 var attributes = []struct {
@@ -85,8 +87,15 @@ func (d *entryDir) Listxattr(_ context.Context, dest []byte) (uint32, syscall.Er
 	return answer(names.String(), dest)
 }
 
-// Setxattr pins and unpins.
+// Setxattr pins and unpins, and reserves room for a fill.
 func (d *entryDir) Setxattr(ctx context.Context, attr string, data []byte, _ uint32) syscall.Errno {
+	if attr == AttrReserve {
+		n, err := strconv.ParseUint(string(data), 10, 63)
+		if err != nil {
+			return toErrno(errArgument)
+		}
+		return toErrno(d.entry.Reserve(n, callerOf(ctx)))
+	}
 	if attr != AttrPinned {
 		if strings.HasPrefix(attr, AttrPrefix) {
 			return toErrno(errForbidden)

@@ -44,10 +44,11 @@ def measured(checkpoint: Path, root: Path) -> dict[str, dict[str, Any]]:
 
 
 def figures(results: dict[str, dict[str, Any]]) -> str:
-    head = ['', 'import', 'load', 'touch every page', 'resident', 'proportional', 'private dirty', 'anonymous']
+    kinds = ['resident', 'proportional', 'private dirty', 'anonymous']
+    head = ['', 'import', 'load', 'touch every page', 'first prompt', *kinds]
     rows = []
     for name, result in results.items():
-        spent = [result['seconds'][stage] for stage in ('import', 'load', 'touch')]
+        spent = [result['seconds'][stage] for stage in ('import', 'load', 'touch', 'prompt')]
         grown = [
             result['after'][what] - result['before'][what] for what in ('rss', 'pss', 'private_dirty', 'anonymous')
         ]
@@ -110,7 +111,7 @@ def demo() -> int:
             say(f'\n$ overmind-fs ls\n{command("ls", root=root).stdout}')
             say(f'$ find {root}\n{listing(root)}')
     say(f'\n{figures(results)}')
-    say('Memory is what loading and touching added to a process that had imported the libraries.\n')
+    say('Memory is what loading, touching and a prompt added to a process that had imported the libraries.\n')
     problems = broken(results)
     plain = results[WITHOUT]
     equal = 'yes' if all(same(result, plain) for result in results.values()) else 'NO'

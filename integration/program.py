@@ -179,7 +179,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument('checkpoint', type=Path)
     parser.add_argument('--dtype', default='float16', help='of the loaded weights, whatever the files hold')
     parser.add_argument('--cache', action='store_true', help='patch the loaders first')
-    parser.add_argument('--touch', action='store_true', help='read a byte of every page of the weights')
+    parser.add_argument('--touch', action='store_true', help='read a byte of every page, then tokenise a prompt')
     parser.add_argument('--forward', action='store_true', help='run the networks once on a fixed input')
     parser.add_argument('--weights', action='store_true', help='digest of all weights')
     parser.add_argument('--change', action='store_true', help='change the VAE before the pipeline is loaded with it')
@@ -214,6 +214,8 @@ def main() -> None:
     if args.touch:
         with watch.stage('touch'):
             result['touched'] = touch(pipeline)
+        with watch.stage('prompt'):
+            pipeline.tokenizer(PROMPT)
     result['after'] = memory()
     weights = storages(pipeline)
     result['storages'], result['bytes'] = len(weights), sum(storage.nbytes() for storage in weights.values())

@@ -30,7 +30,7 @@ func (s *Store) reserve(n uint64, look bool, what string) error {
 		room, err := s.os.Headroom()
 		if err != nil {
 			s.log.Warn("free memory is unknown", "error", err)
-		} else if m := shortfall(n+s.pending+memoryMargin, room); m > missing {
+		} else if m := shortfall(n+s.pending+s.promised+memoryMargin, room); m > missing {
 			missing, cause = m, fmt.Sprintf("free memory, %s are left", humanize.IBytes(room))
 		}
 	}
@@ -45,6 +45,48 @@ func (s *Store) reserve(n uint64, look bool, what string) error {
 		s.evict(e, ReasonRoom)
 	}
 	return nil
+}
+
+// Reserve makes room for all that a fill will take, before any of it is there: what does not fit is refused as a whole,
+// and nothing is evicted for a part of it. What is created in the staging then takes from it; more than that is reserved
+// as it comes. It replaces an earlier reservation.
+func (e *Entry) Reserve(n uint64, c Caller) error {
+	s := e.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case e.state != Staging:
+		return ErrReadOnly
+	case !c.Owns(e.owner):
+		return ErrNotOwner
+	case e.committing:
+		return ErrBusy
+	}
+	e.unreserve()
+	if err := s.reserve(n, true, e.id); err != nil {
+		return err
+	}
+	e.promised = n
+	s.promised += n
+	return nil
+}
+
+func (e *Entry) unreserve() {
+	e.store.promised -= e.promised
+	e.promised = 0
+}
+
+// claim is reserve for bytes of a staging, which come out of its reservation as far as that goes.
+func (e *Entry) claim(n uint64, look bool, what string) error {
+	drawn := min(n, e.promised)
+	e.promised -= drawn
+	e.store.promised -= drawn
+	err := e.store.reserve(n, look, what)
+	if err != nil && e.state == Staging {
+		e.promised += drawn
+		e.store.promised += drawn
+	}
+	return err
 }
 
 func shortfall(need, have uint64) uint64 { return need - min(need, have) }

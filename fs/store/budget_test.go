@@ -97,6 +97,57 @@ func TestFreeMemoryCounts(t *testing.T) {
 	fx.wantEntries()
 }
 
+// A fill of several arenas that does not fit as a whole is refused before the first of them evicts anything.
+func TestReserve(t *testing.T) {
+	fx := newFixture(t, 10*mib)
+	must(t, fx.fill("pinned", 4*mib, alice).SetPinned(alice, true))
+	fx.fill("idle", 4*mib, alice)
+	e, err := fx.Begin("a", alice)
+	must(t, err)
+	must(t, e.MakeTensors(alice))
+	wantErr(t, e.Reserve(6*mib, bob), ErrNotOwner)
+	for _, n := range []uint64{7 * mib, 1 << 62, 1<<63 - 1} {
+		wantErr(t, e.Reserve(n, alice), ErrNoSpace)
+	}
+	fx.wantEntries("idle", "pinned")
+	must(t, e.Reserve(5*mib, alice))
+	fx.wantEntries("pinned")
+	must(t, fx.Check())
+
+	// Others cannot have it, and what is created uses it up.
+	other, err := fx.Begin("b", alice)
+	must(t, err)
+	must(t, other.MakeTensors(alice))
+	taken, h, err := other.CreateArena("model.safetensors", alice)
+	must(t, err)
+	defer h.Release()
+	wantErr(t, taken.Truncate(mib), ErrNoSpace)
+	for _, name := range []string{"one.safetensors", "two.safetensors"} {
+		f, h, err := e.CreateArena(name, alice)
+		must(t, err)
+		must(t, f.Truncate(2*mib))
+		h.Release()
+	}
+	write(t, e, StructureName, make([]byte, 1000))
+	must(t, fx.Check())
+	wantErr(t, taken.Truncate(mib), ErrNoSpace)
+	must(t, fx.Drop("a", alice))
+	must(t, taken.Truncate(5*mib))
+}
+
+func TestReservationEndsWithTheCommit(t *testing.T) {
+	fx := newFixture(t, 10*mib)
+	e, h := fx.stage("a", 2*mib, alice)
+	must(t, e.Reserve(7*mib, alice))
+	must(t, e.Reserve(6*mib, alice)) // in place of the first
+	h.Release()
+	must(t, fx.Commit(context.Background(), "a", alice, false))
+	wantErr(t, e.Reserve(mib, alice), ErrReadOnly)
+	must(t, fx.Check())
+	fx.fill("b", 7*mib, alice)
+	fx.wantEntries("a", "b")
+}
+
 // The system's limit of open files is one of the cache, not one of its clients.
 func TestMaxFiles(t *testing.T) {
 	fx := newFixture(t, 64*mib, func(o *Options) { o.MaxFiles = 9 })

@@ -44,6 +44,9 @@ func (s *Store) Check() error {
 	for f := range s.files {
 		promised += f.promised
 	}
+	for _, e := range s.staging {
+		promised += e.promised
+	}
 	if promised != s.promised {
 		fail("promised %d, files have %d", s.promised, promised)
 	}

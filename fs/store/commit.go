@@ -234,6 +234,7 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 	}
 	e.state, e.facts, e.lastUse = Published, factsOf(m), s.opts.Now()
 	e.released = nil // nobody can write any more
+	e.unreserve()
 	s.mayExpire()
 	e.allFiles(func(f *File) { f.move(inCache) })
 	delete(s.staging, e.id)

@@ -35,7 +35,8 @@ type Entry struct {
 
 	// guarded by store.mu
 	state      State
-	hadLock    bool // its filler held a handle on the lock when it began
+	promised   uint64 // part of Store.promised: bytes that were reserved and not used yet
+	hadLock    bool   // its filler held a handle on the lock when it began
 	committing bool
 	abandoned  bool // the filler went away while committing
 	moved      bool // a staging that another daemon has now

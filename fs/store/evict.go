@@ -104,6 +104,7 @@ func (s *Store) evict(e *Entry, why Reason) {
 // detach lets go of all files.
 func (s *Store) detach(e *Entry) {
 	e.state = Gone
+	e.unreserve()
 	s.recent.forget(e)
 	e.allFiles((*File).detach)
 }

@@ -110,6 +110,11 @@ func simulateFill(fx *fixture, rng *rand.Rand, id string, who Caller) {
 		return
 	}
 	size := rng.Uint64N(8*mib) + 1
+	if rng.IntN(2) == 0 && e.Reserve(size+rng.Uint64N(mib), who) != nil {
+		h.Release()
+		drop()
+		return
+	}
 	if f.Truncate(size) != nil || rng.IntN(10) == 0 {
 		h.Release()
 		drop()

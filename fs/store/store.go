@@ -66,7 +66,7 @@ type Store struct {
 	locks    map[string]map[int]int // id -> process -> open lock handles
 	files    map[*File]struct{}     // every file with an open memfd
 	bytes    [buckets]uint64
-	promised uint64 // what blobs may grow by in writes that are under way
+	promised uint64 // what stagings have reserved, and what blobs may grow by in writes that are under way
 	pending  uint64 // part of bytes that is being allocated, and so not yet missing from the free memory
 	counters Counters
 	recent   recentManifests

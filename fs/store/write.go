@@ -31,7 +31,7 @@ func (f *File) Truncate(size uint64) error {
 	case size == 0:
 		return nil
 	}
-	if err := s.reserve(size, true, f.entry.id+"/"+f.name); err != nil {
+	if err := f.entry.claim(size, true, f.entry.id+"/"+f.name); err != nil {
 		return err
 	}
 	f.grow(int64(size))
@@ -143,7 +143,7 @@ func (f *File) extend(size uint64) error {
 	}
 	if size > f.bytes {
 		look := size/memoryCheckStep != f.bytes/memoryCheckStep
-		if err := s.reserve(size-f.bytes, look, f.entry.id+"/"+f.name); err != nil {
+		if err := f.entry.claim(size-f.bytes, look, f.entry.id+"/"+f.name); err != nil {
 			return err
 		}
 		f.promised = size - f.bytes

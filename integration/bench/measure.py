@@ -14,7 +14,7 @@ from integration.harness.daemon import command
 from integration.harness.progress import progress
 from integration.harness.runs import RunError, run
 
-STAGES = ('import', 'patch', 'load', 'touch')
+STAGES = ('import', 'patch', 'load', 'touch', 'prompt')
 
 
 @dataclass(frozen=True)

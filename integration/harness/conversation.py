@@ -8,22 +8,34 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import IO, Any, Protocol
 
 
 class ConversationError(Exception):
     """The child ended, or did not answer in time."""
 
 
-class Conversation:
-    """Use it as a context manager: the child is killed at the end if it still runs."""
+class Process(Protocol):
+    """What is used of a subprocess.Popen whose streams are pipes of text."""
 
-    def __init__(self, line: Sequence[str], env: Mapping[str, str], patience: float = 120) -> None:
-        self._patience = patience
-        # Appending, since reading it here moves the place where the child writes.
-        self._errors = tempfile.TemporaryFile('a+')  # noqa: SIM115
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, env=env)
+    pid: int
+
+    @property
+    def stdin(self) -> IO[str] | None: ...
+    @property
+    def stdout(self) -> IO[str] | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
+class Dialogue:
+    """A conversation with a process that was started already, and whose standard error goes to a file.
+
+    Use it as a context manager: the child is killed at the end if it still runs.
+    """
+
+    def __init__(self, process: Process, errors: IO[str], patience: float = 120) -> None:
+        self._process, self._errors, self._patience = process, errors, patience
 
     @property
     def pid(self) -> int:
@@ -62,6 +74,10 @@ class Conversation:
         self._process.stdin.close()
         return self._process.wait(self._patience)
 
+    def wait(self) -> int:
+        """Its status, when it has ended by itself or by a signal."""
+        return self._process.wait(self._patience)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -72,10 +88,27 @@ class Conversation:
             if stream is not None:
                 stream.close()
 
-    def __enter__(self) -> Conversation:
+    def __enter__(self) -> Dialogue:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Conversation(Dialogue):
+    """One with a new process."""
+
+    def __init__(self, line: Sequence[str], env: Mapping[str, str], patience: float = 120) -> None:
+        errors, pipe = error_file(), subprocess.PIPE
+        process = subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=env)
+        super().__init__(process, errors, patience)
+
+    def __enter__(self) -> Conversation:
+        return self
+
+
+def error_file() -> IO[str]:
+    """For the standard error of a child. Appending, since reading it here moves the place where the child writes."""
+    return tempfile.TemporaryFile('a+')

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -49,6 +52,10 @@ def command(*arguments: str, root: Path | None = None, check: bool = True) -> su
     if check and done.returncode:
         raise DaemonError(f'overmind-fs {" ".join(arguments)}: status {done.returncode}: {done.stderr.strip()}')
     return done
+
+
+def _state(task: Path) -> str:
+    return (task / 'stat').read_text().rpartition(') ')[2][0]
 
 
 class Daemon:
@@ -98,6 +105,17 @@ class Daemon:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """SIGSTOP, and in effect for every thread of it."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            while any(_state(task) != 'T' for task in Path(f'/proc/{self.pid}/task').iterdir()):
+                time.sleep(0.001)
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
 
     def log_text(self) -> str:
         return self.log.read_text(errors='replace') if self.log.exists() else ''

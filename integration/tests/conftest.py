@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 
 from integration.checkpoints import build
-from integration.harness.conversation import Conversation
+from integration.harness.conversation import Conversation, Dialogue
 from integration.harness.daemon import Daemon, detach, mounts_under
+from integration.harness.forkserver import ForkServer
+from integration.harness.holdings import Holdings, watched
 from integration.harness.places import checkpoint_folder, daemon_binary
 from integration.harness.runs import environment, run
 
 StartChild = Callable[..., Conversation]
+ForkChild = Callable[..., Dialogue]
 
 # How the loader reaches arenas, and the options of a daemon that make it so.
 WAYS: dict[str, tuple[str, ...]] = {
@@ -96,6 +99,32 @@ def start_child() -> Iterator[StartChild]:
             return child
 
         yield start
+
+
+@pytest.fixture(scope='session')
+def forkserver() -> Iterator[ForkServer]:
+    with ForkServer([sys.executable, '-m', 'integration.tests.child'], environment()) as server:
+        yield server
+
+
+@pytest.fixture
+def fork_child(forkserver: ForkServer) -> Iterator[ForkChild]:
+    """As start_child, in no time; stderr is a descriptor for the child's standard error."""
+    with ExitStack() as stack:
+
+        def fork(root: Path | None, stderr: int | None = None, **variables: str) -> Dialogue:
+            child = stack.enter_context(forkserver.fork(environment(root, **variables), stderr))
+            child.read()
+            return child
+
+        yield fork
+
+
+@pytest.fixture
+def holdings(daemon: Daemon) -> Iterator[Holdings]:
+    """For every test of a fault: the checks at its end, when its children are gone."""
+    with watched(daemon) as held:
+        yield held
 
 
 @pytest.fixture(scope='session')

@@ -48,3 +48,21 @@ def slow(signs: str) -> torch.Tensor:
     while os.path.exists(os.path.join(signs, 'wait')) and time.monotonic() < until:
         time.sleep(0.01)
     return torch.arange(1000)
+
+
+def held_up(name: str) -> torch.Tensor:
+    """As slow, in a folder that no key knows."""
+    return slow(os.environ['SIGNS'])
+
+
+def many() -> dict[str, torch.Tensor]:
+    return {f'tensor{number}': torch.tensor([number, number + 1]) for number in range(2000)}
+
+
+def sized(name: str) -> torch.Tensor:
+    """As large as the environment says, which no key knows."""
+    return torch.full((int(os.environ.get('SIZE', '10')),), 7, dtype=torch.uint8)
+
+
+def numbered(number: str) -> torch.Tensor:
+    return torch.arange(1000) + int(number)

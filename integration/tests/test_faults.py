@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
+from overmind.settings import Settings
 
-from integration.harness.conversation import Conversation
-from integration.harness.daemon import Daemon, command
-from integration.tests.conftest import StartChild, every_way
+from integration.harness.conversation import Dialogue
+from integration.harness.daemon import Daemon, command, mounts_under
+from integration.harness.holdings import open_files, wait_until
+from integration.tests.conftest import ForkChild, every_way
+from integration.tests.stages import STAGES
+
+pytestmark = pytest.mark.usefixtures('holdings')
 
 WARNING = 'overmind: warning'
 
 
 @pytest.fixture
-def truth(start_child: StartChild) -> str:
-    digest: str = start_child(None, OVERMIND_DISABLE='1').ask('load assorted')['digest']
+def truth(fork_child: ForkChild) -> str:
+    digest: str = fork_child(None, OVERMIND_DISABLE='1').ask('load assorted')['digest']
     return digest
 
 
-def loads_uncached(child: Conversation, truth: str) -> None:
+def loads_uncached(child: Dialogue, truth: str) -> None:
     """Twice, with one warning in all."""
     for _ in range(2):
         answer = child.ask('load assorted')
@@ -31,18 +36,19 @@ def loads_uncached(child: Conversation, truth: str) -> None:
     assert child.stderr.count(WARNING) == 1, child.stderr
 
 
-def test_dead_daemon(daemon: Daemon, start_child: StartChild, truth: str) -> None:
+def test_dead_daemon(daemon: Daemon, fork_child: ForkChild, truth: str) -> None:
+    """Which is seen without waiting for a deadline: a child has less patience than this one."""
     daemon.kill()
-    loads_uncached(start_child(daemon.root), truth)
+    loads_uncached(fork_child(daemon.root, OVERMIND_DEADLINE='3600'), truth)
 
 
-def test_dead_daemon_strictly(daemon: Daemon, start_child: StartChild) -> None:
+def test_dead_daemon_strictly(daemon: Daemon, fork_child: ForkChild) -> None:
     daemon.kill()
-    assert start_child(daemon.root, OVERMIND_STRICT='1').ask('load assorted')['raised'] == 'StoreError'
+    assert fork_child(daemon.root, OVERMIND_STRICT='1').ask('load assorted')['raised'] == 'StoreError'
 
 
-def test_daemon_dies_between_two_loads(daemon: Daemon, start_child: StartChild, truth: str) -> None:
-    child = start_child(daemon.root)
+def test_daemon_dies_between_two_loads(daemon: Daemon, fork_child: ForkChild, truth: str) -> None:
+    child = fork_child(daemon.root)
     child.ask('load large')
     daemon.kill()
     answer = child.ask('load assorted')
@@ -50,40 +56,35 @@ def test_daemon_dies_between_two_loads(daemon: Daemon, start_child: StartChild, 
     assert child.stderr.count(WARNING) == 1, child.stderr
 
 
-def test_hanging_daemon_hangs_nobody(daemon: Daemon, start_child: StartChild, truth: str) -> None:
-    child = start_child(daemon.root, OVERMIND_DEADLINE='1')
-    os.kill(daemon.pid, signal.SIGSTOP)
-    try:
-        start = time.monotonic()
-        answer = child.ask('load assorted')
-        assert answer['digest'] == truth
-        assert answer['bypasses'] == 1
-        assert time.monotonic() - start < 15
-    finally:
-        os.kill(daemon.pid, signal.SIGCONT)
+def test_hanging_daemon_hangs_nobody(daemon: Daemon, fork_child: ForkChild, truth: str) -> None:
+    assert Settings().deadline_seconds <= 5
+    child = fork_child(daemon.root, OVERMIND_DEADLINE='1')
+    with daemon.suspended():
+        for _ in range(2):
+            answer = child.ask('load assorted')
+            assert answer['digest'] == truth
+    assert answer['bypasses'] == 2
+    assert 'the daemon hangs' in answer['reasons'][0]
+    # The second load has not tried again.
+    assert 'the daemon is tried again in' in answer['reasons'][1]
 
 
 @every_way
-def test_memory_can_be_let_go_while_the_daemon_hangs(daemon: Daemon, start_child: StartChild, way: str) -> None:
-    child = start_child(daemon.root)
+def test_memory_can_be_let_go_while_the_daemon_hangs(daemon: Daemon, fork_child: ForkChild, way: str) -> None:
+    child = fork_child(daemon.root)
     child.ask('load assorted')
     loaded = child.ask('load assorted')
     assert (loaded['hits'], loaded['loads'][-1]['access']) == (1, way)
-    os.kill(daemon.pid, signal.SIGSTOP)
-    try:
-        start = time.monotonic()
+    with daemon.suspended():
         child.ask('drop')
         assert child.finish() == 0
-        assert time.monotonic() - start < 5
-    finally:
-        os.kill(daemon.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize('way', ['fd'], indirect=True)
-def test_without_its_socket_arenas_are_copied(daemon: Daemon, start_child: StartChild, truth: str) -> None:
-    start_child(daemon.root).ask('load assorted')
+def test_without_its_socket_arenas_are_copied(daemon: Daemon, fork_child: ForkChild, truth: str) -> None:
+    fork_child(daemon.root).ask('load assorted')
     (daemon.root / 'control').resolve().unlink()
-    child = start_child(daemon.root)
+    child = fork_child(daemon.root)
     for _ in range(2):
         answer = child.ask('load assorted')
         assert answer['digest'] == truth
@@ -96,27 +97,28 @@ def test_without_its_socket_arenas_are_copied(daemon: Daemon, start_child: Start
 
 
 @pytest.mark.parametrize('way', ['fd'], indirect=True)
-def test_open_arena_is_a_lease(daemon: Daemon, start_child: StartChild) -> None:
-    start_child(daemon.root).ask('load assorted')
-    child = start_child(daemon.root)
+def test_open_arena_is_a_lease(daemon: Daemon, fork_child: ForkChild) -> None:
+    fork_child(daemon.root).ask('load assorted')
+    child = fork_child(daemon.root)
     child.ask('load assorted')
     (entry,) = (daemon.root / 'pipelines').iterdir()
     assert child.pid in map(int, os.getxattr(entry, 'user.overmind.lease_pids').split(b','))
     child.ask('drop')
-    deadline = time.monotonic() + 5
-    while str(child.pid).encode() in os.getxattr(entry, 'user.overmind.lease_pids').split(b','):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+
+    def held_by_child() -> bool:
+        return str(child.pid).encode() in os.getxattr(entry, 'user.overmind.lease_pids').split(b',')
+
+    wait_until(lambda: not held_by_child(), 'it keeps its lease')
 
 
-def test_no_root(start_child: StartChild, truth: str) -> None:
-    answer = start_child(None).ask('load assorted')
+def test_no_root(fork_child: ForkChild, truth: str) -> None:
+    answer = fork_child(None).ask('load assorted')
     assert (answer['digest'], answer['hits'], answer['misses']) == (truth, 0, 0)
 
 
-def test_root_that_is_not_there(tmp_path: Path, start_child: StartChild, truth: str) -> None:
-    loads_uncached(start_child(tmp_path / 'nowhere'), truth)
-    assert start_child(tmp_path / 'nowhere', OVERMIND_STRICT='1').ask('load assorted')['raised'] == 'StoreError'
+def test_root_that_is_not_there(tmp_path: Path, fork_child: ForkChild, truth: str) -> None:
+    loads_uncached(fork_child(tmp_path / 'nowhere'), truth)
+    assert fork_child(tmp_path / 'nowhere', OVERMIND_STRICT='1').ask('load assorted')['raised'] == 'StoreError'
 
 
 @pytest.mark.parametrize(
@@ -129,9 +131,9 @@ def test_root_that_is_not_there(tmp_path: Path, start_child: StartChild, truth: 
     ],
     indirect=['way'],
 )
-def test_mapped_entry_outlives(daemon: Daemon, start_child: StartChild, truth: str, end: str) -> None:
-    start_child(daemon.root).ask('load assorted')
-    child = start_child(daemon.root)
+def test_mapped_entry_outlives(daemon: Daemon, fork_child: ForkChild, truth: str, end: str) -> None:
+    fork_child(daemon.root).ask('load assorted')
+    child = fork_child(daemon.root)
     assert child.ask('load assorted')['hits'] == 1
     (entry,) = (daemon.root / 'pipelines').iterdir()
     if end == 'evict':
@@ -150,56 +152,125 @@ def test_mapped_entry_outlives(daemon: Daemon, start_child: StartChild, truth: s
     assert child.finish() == 0
 
 
-def test_killed_filler_leaves_nothing(daemon: Daemon, start_child: StartChild, tmp_path: Path) -> None:
-    signs = tmp_path / 'signs'
-    signs.mkdir()
-    (signs / 'wait').touch()
-    first, second = start_child(daemon.root), start_child(daemon.root)
-    first.send(f'load slow {signs}')
-    deadline = time.monotonic() + 30
-    while not list(signs.glob('begun-*')):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    first.kill()
-    (signs / 'wait').unlink()
-    start = time.monotonic()
-    answer = second.ask(f'load slow {signs}')
-    assert (answer['misses'], answer['bypasses']) == (1, 0)
-    assert time.monotonic() - start < 20
-    assert list((daemon.root / 'staging').iterdir()) == []
+LOSSES = pytest.mark.parametrize('loss', ['killed', 'suspended'])
 
 
-def test_daemon_without_room(tmp_path: Path, start_child: StartChild) -> None:
-    with Daemon(tmp_path / 'mnt', '--max-bytes', '16MiB') as daemon:
-        child = start_child(daemon.root)
-        answer = child.ask('load large')
-        assert (answer['hits'], answer['misses'], answer['bypasses']) == (0, 0, 1)
-        assert child.stderr.count(WARNING) == 1, child.stderr
-        assert child.ask('load assorted')['misses'] == 1
-        # Before the daemon, which serves open files to the last.
-        child.close()
+def lost(daemon: Daemon, loss: str) -> AbstractContextManager[None]:
+    if loss == 'suspended':
+        return daemon.suspended()
+    daemon.kill()
+    return nullcontext()
 
 
-@pytest.mark.parametrize('blow', [signal.SIGKILL, signal.SIGSTOP])
-def test_daemon_is_lost_while_a_load_runs(
-    daemon: Daemon, start_child: StartChild, tmp_path: Path, blow: signal.Signals
-) -> None:
+@LOSSES
+def test_daemon_is_lost_while_a_load_runs(daemon: Daemon, fork_child: ForkChild, tmp_path: Path, loss: str) -> None:
     """The child holds the lock then; letting go of it must neither raise nor hang."""
-    signs = tmp_path / 'signs'
-    signs.mkdir()
-    (signs / 'wait').touch()
-    child = start_child(daemon.root, OVERMIND_DEADLINE='1')
-    child.send(f'load slow {signs}')
-    while not list(signs.glob('begun-*')):
-        time.sleep(0.01)
-    os.kill(daemon.pid, blow)
-    try:
-        start = time.monotonic()
-        (signs / 'wait').unlink()
+    (tmp_path / 'wait').touch()
+    child = fork_child(daemon.root, OVERMIND_DEADLINE='1', SIGNS=str(tmp_path))
+    child.send('load held_up x')
+    wait_until(lambda: bool(list(tmp_path.glob('begun-*'))), 'it has not begun')
+    with lost(daemon, loss):
+        (tmp_path / 'wait').unlink()
         answer = child.read()
         assert (answer['hits'], answer['misses'], answer['bypasses']) == (0, 0, 1)
         assert child.finish() == 0
-        assert time.monotonic() - start < 15
-    finally:
-        if blow is signal.SIGSTOP:
-            os.kill(daemon.pid, signal.SIGCONT)
+
+
+@LOSSES
+@pytest.mark.parametrize('stage', STAGES)
+@every_way
+def test_daemon_is_lost_in_the_middle_of_a_fill(
+    daemon: Daemon, fork_child: ForkChild, truth: str, stage: str, loss: str, way: str
+) -> None:
+    child = fork_child(daemon.root, OVERMIND_DEADLINE='0.5')
+    child.ask(f'stop_at {stage}')
+    assert child.ask('load assorted') == {'stage': stage}
+    with lost(daemon, loss):
+        answer = child.ask()
+        assert (answer['digest'], answer['misses'], answer['bypasses']) == (truth, 0, 1)
+        assert child.stderr.count(WARNING) == 1, child.stderr
+        assert child.finish() == 0
+
+
+@LOSSES
+@every_way
+def test_daemon_is_lost_in_the_middle_of_a_hit(
+    daemon: Daemon, fork_child: ForkChild, truth: str, loss: str, way: str
+) -> None:
+    """What is open can be mapped without it, and cannot be read."""
+    assert fork_child(daemon.root, OVERMIND_STRICT='1').ask('load assorted')['misses'] == 1
+    child = fork_child(daemon.root, OVERMIND_DEADLINE='0.5')
+    child.ask('stop_at entry open')
+    assert child.ask('load assorted') == {'stage': 'entry open'}
+    with lost(daemon, loss):
+        answer = child.ask()
+        assert (answer['digest'], answer['misses']) == (truth, 0)
+        assert (answer['hits'], answer['bypasses']) == ((0, 1) if way == 'read' else (1, 0))
+        assert child.finish() == 0
+
+
+def test_waiter_whose_daemon_dies(daemon: Daemon, fork_child: ForkChild, truth: str) -> None:
+    filler, waiter = fork_child(daemon.root), fork_child(daemon.root)
+    filler.ask('stop_at lock held')
+    assert 'stage' in filler.ask('load assorted')
+    waiter.send('load assorted')
+    wait_until(lambda: any('/locks/' in name for name in open_files(waiter.pid)), 'it does not wait')
+    daemon.kill()
+    for answer in (filler.ask(), waiter.read()):
+        assert (answer['digest'], answer['bypasses']) == (truth, 1)
+
+
+def test_clients_go_on_computing_without_the_daemon(daemon: Daemon, fork_child: ForkChild, tmp_path: Path) -> None:
+    """With their weights in each of the ways; a page that was never touched before is as good as the others."""
+    filler = fork_child(daemon.root, OVERMIND_STRICT='1')
+    truth = filler.ask('load large')['digest']
+    filler.close()
+    (tmp_path / 'wait').touch()
+    children = [fork_child(daemon.root, OVERMIND_STRICT='1', OVERMIND_ACCESS=way) for way in ('map', 'fd', 'read')]
+    for child in children:
+        assert child.ask('load_untouched large')['hits'] == 1
+        child.send(f'compute {tmp_path}')
+    daemon.kill()
+
+    def rounds() -> list[int]:
+        return [path.stat().st_size for path in tmp_path.glob('rounds-*')]
+
+    wait_until(lambda: len(rounds()) == len(children) and min(rounds()) > 1, rounds)
+    (tmp_path / 'wait').unlink()
+    assert [child.read()['results'] for child in children] == [[truth]] * len(children)
+
+
+@pytest.mark.parametrize('notices', [True, False])
+def test_clients_go_on_with_the_next_daemon(daemon: Daemon, fork_child: ForkChild, truth: str, notices: bool) -> None:
+    """Which has other ways to give its memory, and whose mount takes the place of the dead one."""
+    child = fork_child(daemon.root)
+    assert child.ask('load assorted')['misses'] == 1
+    daemon.kill()
+    if notices:
+        assert child.ask('load assorted')['bypasses'] == 1
+    with Daemon(daemon.root, '--passthrough=off', '--fd-passing=off', log=daemon.log) as second:
+        assert len(mounts_under(daemon.root)) == 1
+        for expected in ('misses', 'hits'):
+            before = child.ask('stats')
+            answer = child.ask('load assorted')
+            assert answer[expected] == before[expected] + 1
+            assert (answer['digest'], answer['loads'][-1]['access']) == (truth, 'read')
+        second.kill()
+        assert child.ask('digest')['digest'] == truth
+        child.close()
+
+
+def test_folder_below_the_mount_is_no_cache(daemon: Daemon, fork_child: ForkChild, truth: str) -> None:
+    """A program that has seen the mount puts nothing where it was, so that there can be another one."""
+    child = fork_child(daemon.root)
+    assert child.ask('load assorted')['misses'] == 1
+    os.kill(daemon.pid, signal.SIGTERM)
+    wait_until(lambda: not daemon.alive(), 'the daemon goes on')
+    assert mounts_under(daemon.root) == []
+    answer = child.ask('load assorted')
+    assert (answer['digest'], answer['bypasses']) == (truth, 1)
+    assert 'the daemon is gone' in child.stderr
+    assert os.listdir(daemon.root) == []
+    with Daemon(daemon.root, log=daemon.log):
+        assert child.ask('load assorted')['misses'] == 2
+        child.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from integration.harness.daemon import Daemon
-from integration.tests.conftest import StartChild, every_shared_way, every_way
+from integration.tests.conftest import ForkChild, StartChild, every_shared_way, every_way
 from integration.tests.loaders import LARGE_BYTES
 
 
@@ -57,19 +57,19 @@ def test_lone_process_has_no_memory_of_its_own(daemon: Daemon, start_child: Star
 
 
 @every_way
-def test_write_in_place_is_seen_by_nobody_else(daemon: Daemon, start_child: StartChild) -> None:
-    writer, reader = start_child(daemon.root), start_child(daemon.root)
+def test_write_in_place_is_seen_by_nobody_else(daemon: Daemon, fork_child: ForkChild) -> None:
+    writer, reader = fork_child(daemon.root), fork_child(daemon.root)
     original = writer.ask('load assorted')['digest']
     assert reader.ask('load assorted')['digest'] == original
     assert writer.ask('overwrite')['digest'] != original
     assert reader.ask('digest')['digest'] == original
-    third = start_child(daemon.root).ask('load assorted')
+    third = fork_child(daemon.root).ask('load assorted')
     assert (third['digest'], third['hits']) == (original, 1)
 
 
 @every_way
-def test_processes_at_once_fill_once(daemon: Daemon, start_child: StartChild) -> None:
-    children = [start_child(daemon.root) for _ in range(4)]
+def test_processes_at_once_fill_once(daemon: Daemon, fork_child: ForkChild) -> None:
+    children = [fork_child(daemon.root) for _ in range(4)]
     for child in children:
         child.send('load large')
     answers = [child.read() for child in children]

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from integration.harness.daemon import Daemon, DaemonError, command, mounts_under
-from integration.tests.conftest import StartChild, daemons_under
-
-
-def wait_for(condition: object, seconds: float = 10) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+from integration.harness.holdings import wait_until
+from integration.tests.conftest import ForkChild, daemons_under
 
 
 def refused(*arguments: str) -> str:
@@ -67,28 +58,28 @@ def test_background_daemon(tmp_path: Path) -> None:
     assert (root / 'status.json').exists()
     assert daemons_under(tmp_path)
     command('umount', str(root))
-    assert wait_for(lambda: not daemons_under(tmp_path))
+    wait_until(lambda: not daemons_under(tmp_path), 'the daemon goes on')
     assert mounts_under(root) == []
 
 
 @pytest.mark.parametrize('number', [15, 2])
-def test_signal_unmounts_also_with_a_client(daemon: Daemon, start_child: StartChild, number: int) -> None:
-    child = start_child(daemon.root)
+def test_signal_unmounts_also_with_a_client(daemon: Daemon, fork_child: ForkChild, number: int) -> None:
+    child = fork_child(daemon.root)
     digest = child.ask('load assorted')['digest']
     os.kill(daemon.pid, number)
-    assert wait_for(lambda: not daemon.alive())
+    wait_until(lambda: not daemon.alive(), 'the daemon goes on')
     assert mounts_under(daemon.root) == []
     assert child.ask('digest')['digest'] == digest
 
 
-def test_mount_again_after_sigkill(daemon: Daemon, start_child: StartChild) -> None:
-    child = start_child(daemon.root)
+def test_mount_again_after_sigkill(daemon: Daemon, fork_child: ForkChild) -> None:
+    child = fork_child(daemon.root)
     digest = child.ask('load assorted')['digest']
     daemon.kill()
     assert mounts_under(daemon.root)
     with Daemon(daemon.root, log=daemon.log):
         assert len(mounts_under(daemon.root)) == 1
-        child = start_child(daemon.root, OVERMIND_STRICT='1')
+        child = fork_child(daemon.root, OVERMIND_STRICT='1')
         answer = child.ask('load assorted')
         assert (answer['misses'], answer['digest']) == (1, digest)
         # Before the daemon, which serves open files to the last.
@@ -100,8 +91,8 @@ def test_commands_without_a_mount(tmp_path: Path) -> None:
         assert refused(name, '--root', str(tmp_path))
 
 
-def test_list_show_evict(daemon: Daemon, start_child: StartChild) -> None:
-    start_child(daemon.root).ask('load assorted')
+def test_list_show_evict(daemon: Daemon, fork_child: ForkChild) -> None:
+    fork_child(daemon.root).ask('load assorted')
     (entry,) = (daemon.root / 'pipelines').iterdir()
     assert entry.name in command('ls', root=daemon.root).stdout
     assert entry.name in command('show', entry.name, root=daemon.root).stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.tests.conftest import StartChild
+from integration.tests.conftest import ForkChild
 
 Damage = Callable[[bytes], bytes]
 
@@ -30,9 +30,9 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def filled(root: Path, start_child: StartChild) -> tuple[Path, str]:
+def filled(root: Path, fork_child: ForkChild) -> tuple[Path, str]:
     """The entry in a plain directory, and the digest of what it holds."""
-    answer = start_child(root, OVERMIND_STRICT='1').ask('load assorted')
+    answer = fork_child(root, OVERMIND_STRICT='1').ask('load assorted')
     assert answer['misses'] == 1
     (entry,) = (root / 'pipelines').iterdir()
     return entry, answer['digest']
@@ -46,19 +46,19 @@ def spoil(path: Path, damage: Damage) -> None:
     os.chmod(path, 0o444)
 
 
-def test_second_load_hits(filled: tuple[Path, str], root: Path, start_child: StartChild) -> None:
-    answer = start_child(root, OVERMIND_STRICT='1').ask('load assorted')
+def test_second_load_hits(filled: tuple[Path, str], root: Path, fork_child: ForkChild) -> None:
+    answer = fork_child(root, OVERMIND_STRICT='1').ask('load assorted')
     assert (answer['hits'], answer['digest']) == (1, filled[1])
 
 
 @pytest.mark.parametrize('damage', DAMAGES)
 @pytest.mark.parametrize('name', ['manifest', 'structure.pkl'])
 def test_damaged_file_never_gives_another_object(
-    filled: tuple[Path, str], root: Path, start_child: StartChild, name: str, damage: str
+    filled: tuple[Path, str], root: Path, fork_child: ForkChild, name: str, damage: str
 ) -> None:
     entry, truth = filled
     spoil(entry / name, DAMAGES[damage])
-    child = start_child(root)
+    child = fork_child(root)
     answer = child.ask('load assorted')
     assert answer['digest'] == truth
     # The last byte of a FlatBuffer may be one that nobody needs.
@@ -68,26 +68,26 @@ def test_damaged_file_never_gives_another_object(
 
 @pytest.mark.parametrize('damage', ['empty', 'half', 'one byte short'])
 def test_shortened_arena_is_found_before_it_is_mapped(
-    filled: tuple[Path, str], root: Path, start_child: StartChild, damage: str
+    filled: tuple[Path, str], root: Path, fork_child: ForkChild, damage: str
 ) -> None:
     entry, truth = filled
     (arena,) = (entry / 'tensors').iterdir()
     spoil(arena, DAMAGES[damage])
-    answer = start_child(root).ask('load assorted')
+    answer = fork_child(root).ask('load assorted')
     assert (answer['digest'], answer['hits']) == (truth, 0)
 
 
 @pytest.mark.parametrize('name', ['manifest', 'structure.pkl', 'tensors'])
-def test_missing_part(filled: tuple[Path, str], root: Path, start_child: StartChild, name: str) -> None:
+def test_missing_part(filled: tuple[Path, str], root: Path, fork_child: ForkChild, name: str) -> None:
     entry, truth = filled
     (entry / name).rename(root / 'gone')
-    answer = start_child(root).ask('load assorted')
+    answer = fork_child(root).ask('load assorted')
     assert (answer['digest'], answer['hits']) == (truth, 0)
 
 
-def test_damaged_entry_is_mended(filled: tuple[Path, str], root: Path, start_child: StartChild) -> None:
+def test_damaged_entry_is_mended(filled: tuple[Path, str], root: Path, fork_child: ForkChild) -> None:
     entry, truth = filled
     spoil(entry / 'manifest', DAMAGES['half'])
-    start_child(root).ask('load assorted')
-    answer = start_child(root, OVERMIND_STRICT='1').ask('load assorted')
+    fork_child(root).ask('load assorted')
+    answer = fork_child(root, OVERMIND_STRICT='1').ask('load assorted')
     assert (answer['hits'], answer['digest']) == (1, truth)

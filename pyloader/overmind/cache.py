@@ -48,8 +48,21 @@ def prepare(
 ) -> tuple[Store, LookupKey, References]:
     """What a load needs before it looks for its entry. Raises OvermindError where the cache cannot be used."""
     store = _store(settings)
-    key = lookup(fn, args, kwargs, _registry.token)
+    key = lookup(fn, args, kwargs, _once(_registry.token))
     return store, key, References(_registry, arguments(fn, args, kwargs))
+
+
+def _once(token: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+    """The tokens of one call: making one walks all tensors of an object, and a key asks for it several times."""
+    known: dict[int, tuple[Any, str | None]] = {}  # with the objects, so that no other one gets their ids
+
+    def ask(obj: Any) -> str | None:
+        found = known.get(id(obj))
+        if found is None:
+            found = known[id(obj)] = (obj, token(obj))
+        return found[1]
+
+    return ask
 
 
 def given_up(key: LookupKey) -> str | None:
@@ -222,11 +235,12 @@ class _Session:
             hit, found = self._try_hit(store, key, references)
             if found:
                 return hit
-            call = self._packed() if self._settings.fill == 'subprocess' else None
-            id = self._fill_elsewhere(store, lock, key, call) if call is not None else None
-            if id is None:
-                return self._fill(store, key, references)
-            return self._filled_elsewhere(store, id, key, references)
+            with Progress(f'loading {key.id} into the cache', background=True):
+                call = self._packed() if self._settings.fill == 'subprocess' else None
+                id = self._fill_elsewhere(store, lock, key, call) if call is not None else None
+                if id is None:
+                    return self._fill(store, key, references)
+                return self._filled_elsewhere(store, id, key, references)
         finally:
             lock.release()
 

@@ -11,10 +11,17 @@ from overmind.errors import Hangs, StoreError
 T = TypeVar('T')
 
 
-def guarded(what: str, seconds: float, work: Callable[[], T], late: Callable[[T], None] | None = None) -> T:
+def guarded(
+    what: str,
+    seconds: float,
+    work: Callable[[], T],
+    late: Callable[[T], None] | None = None,
+    check: Callable[[], object] | None = None,
+) -> T:
     """work(), or StoreError when it takes longer than that: a thread in an uninterruptible call cannot be ended.
 
-    A result that comes when nobody waits for it any more goes to late, which closes it.
+    A result that comes when nobody waits for it any more goes to late, which closes it. With check, work may take as
+    long as it wants, and check is called each time that so many seconds have passed, to raise if there is no hope.
     """
     result: list[T] = []
     error: list[BaseException] = []
@@ -44,6 +51,9 @@ def guarded(what: str, seconds: float, work: Callable[[], T], late: Callable[[T]
         raise StoreError(f'{what} is not touched without a thread to do it: {e}') from e
     try:
         thread.join(seconds)
+        while check is not None and thread.is_alive():
+            check()
+            thread.join(seconds)
     except BaseException:
         abandon()
         if result and late is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from overmind.key.lookup import LookupKey
 from overmind.manifest import Arena, Manifest, Source, encode
 from overmind.references import References
 from overmind.restore import restore
+from overmind.staging import Staging, stage
 from overmind.statistics import Load
-from overmind.store import Lock, Staging, Store
+from overmind.store import Lock, Store
 
 Call = Callable[[], Any]
 
@@ -156,22 +158,22 @@ class Fill:
 
     def _publish(self, id: str, written: Written) -> Any:
         try:
-            with self._store.stage(id) as staging:
+            with stage(self._store, id) as staging:
                 return self._fill(staging, written)
         except OSError as e:
             raise self._store.explain(e) from e
 
     def _fill(self, staging: Staging, written: Written) -> Any:
-        import overmind_cext
-
         start = time.perf_counter()
+        manifest = encode(written.manifest)
+        staging.reserve(sum(p.nbytes for p in written.plans) + len(written.structure) + len(manifest))
         for plan in written.plans:
             with staging.arena(plan.name, plan.nbytes) as (fd, mapped):
-                overmind_cext.write_arena(fd, plan.nbytes, plan.header, plan.pieces, mapped=mapped)
+                self._copy(fd, plan, mapped, written)
         copied = time.perf_counter()
         self._stats.seconds['copy'] = copied - start
         staging.write('structure.pkl', written.structure)
-        staging.write('manifest', encode(written.manifest))
+        staging.write('manifest', manifest)
         entry = staging.reopen()
         self._stats.access = entry.access
         try:
@@ -182,6 +184,15 @@ class Fill:
         staging.commit()
         self._stats.seconds['commit'] = time.perf_counter() - rebuilt
         return result
+
+    def _copy(self, fd: int, plan: Any, mapped: bool, written: Written) -> None:
+        import overmind_cext
+
+        def work(written: Written, own: int) -> None:
+            overmind_cext.write_arena(own, plan.nbytes, plan.header, plan.pieces, mapped=mapped)
+
+        # The pieces are addresses in what is written.
+        self._store.patiently_with(fd, functools.partial(work, written))
 
     def _check(self, entry: Any) -> Any:
         """What cannot be rebuilt is found before anybody else meets it.

@@ -231,6 +231,7 @@ def _state(obj: Any) -> Any:
             tree[name] = (id(module), type(module), own, tensors)
         return tree
     try:
+        getattr(obj, '_tokenizer', None)  # built by now, or its pickle would be another one after its first use
         return hashlib.sha256(pickle.dumps(obj)).hexdigest()
     except Exception:
         return _value(vars(obj)) if hasattr(obj, '__dict__') else id(obj)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from overmind.errors import CorruptEntry
@@ -26,17 +29,29 @@ def restore(entry: OpenEntry, references: References, seconds: dict[str, float],
 
     start = time.perf_counter()
     manifest = entry.manifest
-    storages = _storages(torch, entry, populate)
-    mapped = time.perf_counter()
-    tensors = _tensors(torch, manifest, storages)
-    table: list[Any] = [None] * (2 * max(len(tensors), len(storages)))
-    table[: 2 * len(tensors) : 2] = tensors
-    table[1 : 2 * len(storages) : 2] = storages
-    with uncached():
+    with uncached(), _collector_paused():
+        storages = _storages(torch, entry, populate)
+        mapped = time.perf_counter()
+        tensors = _tensors(torch, manifest, storages)
+        table: list[Any] = [None] * (2 * max(len(tensors), len(storages)))
+        table[: 2 * len(tensors) : 2] = tensors
+        table[1 : 2 * len(storages) : 2] = storages
         result = loads(entry.structure, _lookup(table, references), dict(manifest.modules))
     seconds['map'] = mapped - start
     seconds['rebuild'] = time.perf_counter() - mapped
     return result
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Thousands of new objects, all of them alive, would have the garbage collector run for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _lookup(table: list[Any], references: References) -> Callable[[Any], Any]:
@@ -60,20 +75,28 @@ def _lookup(table: list[Any], references: References) -> Callable[[Any], Any]:
     return look
 
 
+def _map(nbytes: int, populate: bool, copy: bool, lease: int, fd: int) -> Any:
+    import overmind_cext
+
+    return overmind_cext.map_arena(fd, nbytes, populate=populate, copy=copy, lease=lease)
+
+
 def _storages(torch: Any, entry: OpenEntry, populate: bool) -> list[Any]:
     """One UntypedStorage a row. Ranges were checked when the manifest was decoded: torch's slicing clamps silently."""
-    import overmind_cext
     from torch.utils.dlpack import from_dlpack
 
     manifest = entry.manifest
     whole = []
     copy, leases = entry.access == 'read', entry.leases or [-1] * len(entry.arenas)
     for file, fd, lease in zip(manifest.arenas, entry.arenas, leases, strict=True):
-        capsule = overmind_cext.map_arena(fd, file.nbytes, populate=populate, copy=copy, lease=lease)
+        make = functools.partial(_map, file.nbytes, populate, copy, lease)
+        capsule = entry.store.patiently_with(fd, make) if copy and entry.store else make(fd)
         whole.append(from_dlpack(capsule).untyped_storage())
+    # The method of the base class: torch's own asks each time whether the device is meta.
+    windows = [super(torch.UntypedStorage, s).__getitem__ for s in whole]
     out = []
     for offset, nbytes, arena, device in manifest.storages:
-        s = whole[arena][offset : offset + nbytes] if nbytes else torch.UntypedStorage(0)
+        s = windows[arena](slice(offset, offset + nbytes)) if nbytes else torch.UntypedStorage(0)
         name = manifest.devices[device]
         if name != 'cpu':
             s = torch.UntypedStorage(nbytes, device=name).copy_(s)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
-import shutil
+import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -51,6 +52,7 @@ class OpenEntry:
     owner: int
     access: Way = 'directory'
     leases: list[int] = field(default_factory=list)  # the arenas' files, where arenas are not descriptors of these
+    store: Store | None = None  # which is there when the arenas are read, and may hang then
 
     def close(self) -> None:
         for fds in (self.arenas, self.leases):
@@ -102,7 +104,7 @@ class Store:
         self.root = os.path.abspath(root)
         self.deadline = deadline
         self.access = access
-        self._checked = False
+        self._seen: tuple[int, int] | None = None  # the root that was looked at
         self._hung_until = 0.0
         self.is_mount = False
         self.way: Way = 'read'  # known once the root was looked at
@@ -111,7 +113,7 @@ class Store:
 
     def read(self, id: str) -> OpenEntry | None:
         """The entry, or None where there is none. Raises CorruptEntry or StoreError."""
-        return self.guard(lambda: self._open(f'pipelines/{id}', missing_ok=True), late=_close)
+        return self.guard(lambda: self.open(f'pipelines/{id}', missing_ok=True), late=close_entry)
 
     def peek(self, id: str) -> tuple[Manifest, int] | None:
         """Manifest and owner of an entry that a load would find whole, or None. Takes no lease and counts as no hit."""
@@ -157,7 +159,8 @@ class Store:
             raise CorruptEntry(f'{path} is that of {manifest.id!r}')
         return manifest, owner
 
-    def _open(self, folder: str, missing_ok: bool) -> OpenEntry | None:
+    def open(self, folder: str, missing_ok: bool) -> OpenEntry | None:
+        """The entry in a folder of the root, without a deadline. Raises OSError beside what read raises."""
         self._check_root()
         base = os.path.join(self.root, folder)
         for _ in range(_REPLACED_AT_MOST):
@@ -182,7 +185,7 @@ class Store:
     def _open_at(self, at: int, folder: str) -> OpenEntry:
         """Every file through the folder's own descriptor, so that a replaced entry is never mixed with the new one."""
         manifest, owner = self._manifest(folder, at)
-        entry = OpenEntry(manifest, b'', [], owner, self.way)
+        entry = OpenEntry(manifest, b'', [], owner, self.way, store=self)
         try:
             for a in manifest.arenas:
                 fd = os.open(os.path.join('tensors', a.name), os.O_RDONLY | os.O_CLOEXEC, dir_fd=at)
@@ -217,21 +220,29 @@ class Store:
             entry.arenas, entry.leases = memory, entry.arenas
 
     def _check_root(self) -> None:
-        """Once: is it there, and how are its arenas reached?"""
-        if self._checked:
-            return
-        if not os.path.isdir(self.root):
+        """Is it there, and how are its arenas reached? Asked again when another daemon is there: the kernel remembers
+        the times of a mount's root, which are those of its daemon's start."""
+        try:
+            root = os.stat(self.root)
+        except FileNotFoundError:
+            root = None
+        if root is None or not stat.S_ISDIR(root.st_mode):
             raise StoreError(f'{self.root} is not a folder; mount the cache there: overmind-fs mount {self.root}')
+        if self._seen == (root.st_dev, root.st_mtime_ns):
+            return
         try:
             with open(os.path.join(self.root, 'status.json'), 'rb') as f:
                 status = json.load(f)
             self.is_mount = True
             self.way = self._best(*[bool(status.get(n, {}).get('active')) for n in ('passthrough', 'fd_passing')])
         except FileNotFoundError:
+            if self.is_mount:
+                # The folder below it is not a cache, and would be no place for a mount if it became one.
+                raise StoreError(f'the daemon is gone; start it again: overmind-fs mount {self.root}') from None
             if not os.path.isdir(os.path.join(self.root, 'pipelines')):
                 _lay_out(self.root)
             self.way = 'read' if self.access == 'read' else 'directory'
-        self._checked = True
+        self._seen = root.st_dev, root.st_mtime_ns
 
     def _best(self, passthrough: bool, passing: bool) -> Way:
         """Of the ways that the daemon offers, the best one that OVERMIND_ACCESS allows."""
@@ -252,6 +263,30 @@ class Store:
             raise
         except OSError as e:
             raise self.explain(e) from e
+
+    def patiently(self, work: Callable[[], T], late: Callable[[T], None] | None = None) -> T:
+        """work(), which may take long, as making room for gigabytes does, for as long as the daemon answers others."""
+        answers = functools.partial(os.path.lexists, os.path.join(self.root, 'control'))
+        try:
+            return guarded(
+                self.root, self.deadline, work, late, lambda: guarded(self.root, self.deadline, answers)
+            )
+        except Hangs:
+            self._hung_until = time.monotonic() + HANG_PAUSE
+            raise
+
+    def patiently_with(self, fd: int, work: Callable[[int], T]) -> T:
+        """work(fd), patiently. It gets a descriptor of its own: in a daemon that hangs it may be left behind, and fd be
+        another file by then."""
+        own = os.dup(fd)
+
+        def work_and_close() -> T:
+            try:
+                return work(own)
+            finally:
+                close(own)
+
+        return self.patiently(work_and_close)
 
     def explain(self, e: OSError) -> StoreError:
         """What an error of a file operation means to a user, and what to do."""
@@ -307,18 +342,6 @@ class Store:
 
     # ---- filling
 
-    @contextlib.contextmanager
-    def stage(self, id: str) -> Iterator[Staging]:
-        """A new staging folder for an id whose lock the caller holds; dropped unless it was committed."""
-        staging = Staging(self, id)
-        self.guard(staging.make)
-        try:
-            yield staging
-        finally:
-            if not staging.committed:
-                with contextlib.suppress(OSError, StoreError):
-                    self.guard(staging.drop, 60)
-
     def memory(self, place: Place, id: str, name: str, handle: int) -> int:
         """The memory of an arena whose file is open, over the daemon's socket."""
         # Half of the time for touching the mount, so that there is some left to go on without the socket.
@@ -329,80 +352,7 @@ class Store:
         warn_once(f'socket:{self.root}', f'{self.root}: arenas are copied instead of shared: {text}')
 
 
-@dataclass(slots=True)
-class Staging:
-    """A fill under way. Every method raises OSError; Store.explain says what it means."""
-
-    store: Store
-    id: str
-    committed: bool = field(default=False, init=False)
-
-    @property
-    def path(self) -> str:
-        return os.path.join(self.store.root, 'staging', self.id)
-
-    def make(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.path)
-        os.mkdir(self.path, 0o700)
-        os.mkdir(os.path.join(self.path, 'tensors'), 0o700)
-
-    @contextlib.contextmanager
-    def arena(self, name: str, nbytes: int) -> Iterator[tuple[int, bool]]:
-        """A new arena of its final size: a descriptor for writing, closed at the end, and whether it may be mapped."""
-        path = os.path.join(self.path, 'tensors', name)
-        with contextlib.ExitStack() as opened:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            opened.callback(close, fd)
-            os.ftruncate(fd, nbytes)
-            if not self.store.is_mount:
-                # Blocks now: a write through a mapping to a full disk would end the process with SIGBUS.
-                os.posix_fallocate(fd, 0, nbytes)
-            mapped = self.store.way in ('passthrough', 'directory')
-            if self.store.way == 'fd':
-                try:
-                    fd = self.store.memory('staging', self.id, name, fd)
-                except (OSError, StoreError) as e:
-                    self.store.socket_failed(e)
-                else:
-                    opened.callback(close, fd)
-                    mapped = True
-            yield fd, mapped
-
-    def write(self, name: str, data: bytes) -> None:
-        fd = os.open(os.path.join(self.path, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, 'wb') as f:
-            f.write(data)
-
-    def reopen(self) -> OpenEntry:
-        """The staged entry as a reader will find it."""
-        if not self.store.is_mount:
-            for folder, _, names in os.walk(self.path):
-                for n in names:
-                    os.chmod(os.path.join(folder, n), 0o444)
-        entry = self.store.guard(lambda: self.store._open(f'staging/{self.id}', missing_ok=False), late=_close)
-        assert entry is not None
-        return entry
-
-    def commit(self) -> None:
-        """Publish whole or not at all; an older entry of the id is replaced."""
-        target = os.path.join(self.store.root, 'pipelines', self.id)
-        aside = f'{self.path}.old-{os.getpid()}'
-        try:
-            os.rename(self.path, target)
-        except OSError as e:
-            if self.store.is_mount or e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            os.rename(target, aside)
-            os.rename(self.path, target)
-            shutil.rmtree(aside, ignore_errors=True)
-        self.committed = True
-
-    def drop(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _close(entry: OpenEntry | None) -> None:
+def close_entry(entry: OpenEntry | None) -> None:
     if entry is not None:
         entry.close()
 

@@ -324,8 +324,8 @@ def test_a_killed_filler_frees_the_lock_and_leaves_no_staging(root: pathlib.Path
         import os, signal, sys
         sys.path[:0] = [{os.path.dirname(__file__)!r}]
         import slow_loader
-        from overmind import store
-        store.Staging.commit = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+        from overmind import staging
+        staging.Staging.commit = lambda self: os.kill(os.getpid(), signal.SIGKILL)
         from overmind.api import load
         load(slow_loader.make, {checkpoint!r})
     """)

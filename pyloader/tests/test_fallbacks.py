@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -375,7 +376,7 @@ def test_a_wait_has_an_end(
     with held(root, explain(make, checkpoint).id):
         start = time.monotonic()
         assert_made(falls_back('for 1 s', make, checkpoint))
-        assert 2.9 < time.monotonic() - start < 10
+        assert time.monotonic() - start > 2.9
     load(make, checkpoint)
     assert stats().loads[-1].outcome == 'miss'
 
@@ -390,6 +391,24 @@ def test_a_wait_can_be_interrupted(root: pathlib.Path, checkpoint: str, calls: C
     assert calls() == 0
     load(make, checkpoint)
     assert stats().loads[-1].outcome == 'miss'
+
+
+def test_a_wait_ends_soon_after_the_lock_is_free(
+    root: pathlib.Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 100:
+            holder.__exit__(None, None, None)
+
+    holder = held(root, explain(make, checkpoint).id)
+    holder.__enter__()
+    monkeypatch.setattr(store, 'time', SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    assert_made(load(make, checkpoint))
+    assert len(pauses) == 100
+    assert max(pauses) <= 0.2
 
 
 @contextlib.contextmanager
@@ -414,9 +433,7 @@ def test_a_root_that_hangs(
     if name.startswith('tensors'):
         name = os.path.join('tensors', next((entry / 'tensors').iterdir()).name)
     with fifo(entry / name):
-        start = time.monotonic()
         assert_made(falls_back('did not answer', make, checkpoint))
-        assert time.monotonic() - start < 5
 
 
 def test_what_comes_late_is_closed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -41,7 +42,8 @@ def example() -> Manifest:
 
 
 def test_everything_comes_back() -> None:
-    assert decode(encode(example())) == example()
+    # The names of the storages are for the daemon.
+    assert decode(encode(example())) == dataclasses.replace(example(), storage_names=[])
     assert decode(encode(Manifest(id='x'))) == Manifest(id='x')
 
 
@@ -62,7 +64,6 @@ def test_any_facts_and_dims_come_back(facts: list[tuple[str, str]], dims: list[i
         lambda m: m.tensors.__setitem__(0, TensorRow(0, 3, 0, 0, 1, 0)),
         lambda m: m.tensors.__setitem__(0, TensorRow(0, 0, 0, 2, 1, 0)),
         lambda m: m.arenas.__setitem__(0, Arena('../x.safetensors', 8192)),
-        lambda m: m.storage_names.pop(),
     ],
 )
 def test_ranges_outside_of_what_is_there_are_refused(change: object) -> None:
@@ -96,7 +97,7 @@ def test_truncated_anywhere_is_refused_or_reads_nothing_outside() -> None:
         except CorruptEntry:
             continue
         # The id is at the very end, and a store compares it with the folder's name.
-        assert shorter.id != example().id or shorter == example(), f'{n} of {len(data)} bytes were accepted'
+        assert shorter.id != example().id or shorter == decode(data), f'{n} of {len(data)} bytes were accepted'
 
 
 @settings(max_examples=200)

@@ -16,22 +16,20 @@ import os
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from overmind.key import bytecode, canonical, trees
-from overmind.key.modules import Closure
+from overmind.key import canonical, trees
 from overmind.key.origin import is_first_party, is_library_file
 from overmind.key.wire import Refused, pack, pack_all, text, type_name
 
 if TYPE_CHECKING:
     from overmind.key.canonical import Reference
+    from overmind.key.modules import Closure
 
 __all__ = ['Code', 'Walker', 'fingerprint', 'is_first_party']
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """``digest`` in hex; ``files`` are the first-party source files that it covers."""
 
     digest: str
@@ -71,10 +69,15 @@ class Walker:
     def __init__(self, reference: Reference) -> None:
         self.files: set[str] = set()
         self._encoder = canonical.Encoder(reference, self)
-        self._modules = Closure()
         self._done: dict[int, tuple[object, bytes]] = {}
         self._path: dict[int, int] = {}
         self._count = 0
+
+    @functools.cached_property
+    def _modules(self) -> Closure:
+        from overmind.key.modules import Closure  # a key of library code alone does without
+
+        return Closure()
 
     def reference(self, value: Any) -> bytes:
         """The bytes that stand for a function or class: its name, and its code unless a library owns it."""
@@ -122,6 +125,8 @@ class Walker:
     # ---- functions
 
     def _function(self, fn: Any) -> bytes:
+        from overmind.key import bytecode
+
         static = bytecode.static(fn.__code__)
         scope: dict[str, Any] = fn.__globals__
         owner = scope.get('__name__') or ''

@@ -6,15 +6,14 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _REPOSITORY = re.compile(r'[\w.-]+(?:/[\w.-]+)?', re.ASCII)
 _COMMIT = re.compile(r'[0-9a-f]{40}', re.ASCII)
 _PREFIXES = ('hf-hub:', 'hf_hub:', 'hf://')
 
 
-@dataclass(frozen=True, slots=True)
-class Repository:
+class Repository(NamedTuple):
     """A name that the cache knows. ``commit`` is empty where the wanted revision is not there."""
 
     name: str

@@ -11,9 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from overmind.key.natives import Patches
 from overmind.key.origin import is_first_party, is_library_file
@@ -34,8 +33,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 WORKING_DIRECTORY = '.'
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """A file that the load read, as it was then."""
 
     path: str
@@ -45,8 +43,7 @@ class Source:
     inode: int
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(NamedTuple):
     """The names in a folder that the load looked into."""
 
     path: str

@@ -13,12 +13,13 @@ import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from overmind.errors import Unkeyable
 from overmind.key import hub
 from overmind.key.canonical import Encoder, Reference
 from overmind.key.origin import is_first_party
+from overmind.key.readable import readable
 from overmind.key.wire import pack_all, text
 
 FORMAT = '1'
@@ -53,8 +54,7 @@ _KIND: dict[object, bytes] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LookupKey:
+class LookupKey(NamedTuple):
     """A key and what went into it.
 
     ``facts`` are names and short readable values in the order in which they were hashed. ``scope`` stays the same when
@@ -103,7 +103,7 @@ def lookup(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
     out.say('loader', loader)
     if bound is not None:
         data = _encode(encoder, 'bound to', bound)
-        out.add('bound to', data, _readable(bound, data, encoder))
+        out.add('bound to', data, readable(bound, data, encoder))
     if own:
         data = _encode(encoder, 'loader', fn)
         out.add('code', data, hashlib.sha256(data).hexdigest()[:16])
@@ -126,7 +126,7 @@ def lookup(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
         before = len(encoder.paths)
         data = _encode(encoder, f'argument {name}', value)
         found = encoder.paths[before:] if isinstance(value, (str, os.PathLike)) else []
-        shown = '(hidden)' if _SECRET.search(name) else _readable(found[0] if found else value, data, encoder)
+        shown = '(hidden)' if _SECRET.search(name) else readable(found[0] if found else value, data, encoder)
         out.add(f'argument {name}', kind + data, shown)
         if name not in _SCRATCH:
             paths += encoder.paths[before:]
@@ -372,43 +372,3 @@ def _model_name(paths: list[str], repositories: list[hub.Repository]) -> str:
 def _identifier(class_name: str, model_name: str, digest: str) -> str:
     parts = [_UNFIT.sub('_', part)[:90].strip('._-') for part in (class_name, model_name)]
     return '-'.join([p for p in parts if p] + [digest[:12]])
-
-
-def _readable(value: object, data: bytes, encoder: Encoder) -> str:
-    """For a report, never for hashing: in full where that is short, else with a fingerprint, so that what differs
-    looks different."""
-    shown = _short(value, encoder)
-    return (
-        shown if _is_told(value, encoder) and len(shown) < 120 else f'{shown} #{hashlib.sha256(data).hexdigest()[:8]}'
-    )
-
-
-def _is_told(value: Any, encoder: Encoder) -> bool:
-    """Whether the short form says all about a value."""
-    kind = type(value)
-    if kind in (list, tuple):
-        return len(value) <= 4 and all(_is_told(v, encoder) for v in value)
-    if isinstance(value, type):
-        return not is_first_party(kind.__module__) and not is_first_party(value.__module__)
-    if kind in (str, int, float, bool, type(None)) or isinstance(value, os.PathLike):
-        return True
-    return (
-        f'{kind.__module__}.{kind.__name__}' in ('torch.dtype', 'torch.device') or encoder.reference(value) is not None
-    )
-
-
-def _short(value: object, encoder: Encoder) -> str:
-    if isinstance(value, (str, int, float, bool, type(None))):
-        shown = str(value)
-    elif isinstance(value, type):
-        shown = f'{value.__module__}.{value.__qualname__}'
-    elif isinstance(value, os.PathLike):
-        shown = os.fspath(value)
-    elif isinstance(value, (list, tuple)):
-        shown = '[' + ', '.join(_short(v, encoder) for v in value[:4]) + (', ...]' if len(value) > 4 else ']')
-    elif type(value).__module__ == 'torch':
-        shown = str(value) if type(value).__name__ in ('dtype', 'device') else type(value).__name__
-    else:
-        token = encoder.reference(value)
-        shown = f'{type(value).__name__} {token}' if token else type(value).__name__
-    return shown if len(shown) <= 120 else shown[:117] + '...'

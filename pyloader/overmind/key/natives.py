@@ -11,12 +11,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class _Opener:
+class _Opener(NamedTuple):
     """Where a name lives, which positional argument is the path, and its names as a keyword."""
 
     module: str

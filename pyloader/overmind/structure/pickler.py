@@ -20,7 +20,7 @@ import torch
 
 from overmind.errors import Unpicklable
 from overmind.references import Path
-from overmind.structure import rebuild, script, tokenizers
+from overmind.structure import later, rebuild, script
 from overmind.structure.constants import constants
 from overmind.structure.modules import file_of
 from overmind.structure.table import Table, plain
@@ -49,7 +49,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._addresses = targets[1]
         self._definitions: dict[int, Definition] = {}
         self._seen_modules: set[str] = set()
-        self._tokenizers: dict[int, Any] = {}
+        self._tokenizers: dict[int, later.Pending] = {}
         self._plain = {torch.Tensor, torch.nn.Parameter}
 
     def persistent_id(self, obj: Any) -> Any:
@@ -105,12 +105,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if folder is not None:
             raise Unpicklable(f'weights that the loader wrote to {folder}, where any other load may replace them')
         if t.__name__ == 'Tokenizer' and t.__module__ == 'tokenizers':
-            found = self._tokenizer_parts(obj)
-            return NotImplemented if found is None else (tokenizers.build, found)
+            return later.now, (self._pending(obj),)
+        if t is later.Pending:
+            return later.Pending, (obj.data,)
         if hasattr(t, 'register_modules'):
             self._objects.update(constants(t))
-        if {'_merges', '_tokenizer'} <= getattr(obj, '__dict__', {}).keys():
-            return self._with_shared_merges(obj)
+        if later.postponable(t) and vars(obj).get('_tokenizer') is not None:
+            return self._with_pending(obj)
         if t.__name__ == 'ExportedProgram' and t.__module__.startswith('torch.export'):
             data = io.BytesIO()
             torch.export.save(obj, data)
@@ -119,18 +120,20 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return rebuild.typed_storage, (obj._untyped_storage, obj.dtype)
         return super().reducer_override(obj)
 
-    def _tokenizer_parts(self, t: Any) -> Any:
-        if id(t) not in self._tokenizers:
-            self._tokenizers[id(t)] = tokenizers.parts(t)
-        return self._tokenizers[id(t)]
+    def _pending(self, tokenizer: Any) -> later.Pending:
+        """The same for all who refer to a tokenizer of the Rust library."""
+        found = self._tokenizers.get(id(tokenizer))
+        if found is None:
+            found = self._tokenizers[id(tokenizer)] = later.Pending.of(tokenizer)
+        return found
 
-    def _with_shared_merges(self, obj: Any) -> Any:
-        """A tokenizer of transformers that keeps the merges beside the Rust one: an equal list, but one for both."""
+    def _with_pending(self, obj: Any) -> Any:
+        """A tokenizer of transformers, whose Rust one is built when it is used."""
         reduced = obj.__reduce_ex__(4)
-        state, found = reduced[2], self._tokenizer_parts(obj._tokenizer)
-        if found is not None and isinstance(state, dict) and state.get('_merges') == found[1]:
-            return (*reduced[:2], {**state, '_merges': found[1]}, *reduced[3:])
-        return reduced
+        if len(reduced) < 3 or not isinstance(reduced[2], dict):
+            return NotImplemented
+        state = {**reduced[2], '_tokenizer': self._pending(obj._tokenizer)}
+        return (*reduced[:2], state, None, None, later.set_state)
 
     # ---- classes and functions
 

@@ -1,6 +1,6 @@
 """A Rust tokenizer in parts: its own pickle is one JSON text, whose parsing takes longer than all the rest of a hit.
 
-The vocabulary and merges go into the pickle as Python objects and the model is built from them, about half the time.
+The vocabulary and merges are pickled as Python objects and the model is built from them, about half the time.
 Only where the tokenizer built this way is the same in every byte of its JSON; otherwise its own pickle is used.
 """
 
@@ -21,7 +21,7 @@ def build(
     added: list[Any],
     limits: tuple[Any, Any],
 ) -> Any:
-    """The tokenizer from its parts; called by structure.pkl. A list is the words in the order of their numbers."""
+    """The tokenizer from its parts. A list is the words in the order of their numbers."""
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
@@ -40,6 +40,11 @@ def build(
         t.enable_padding(**padding)
     _return_freed_memory()
     return t
+
+
+def whole(tokenizer: Any) -> Any:
+    """A tokenizer that :func:`parts` cannot take apart."""
+    return tokenizer
 
 
 def _return_freed_memory() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import pickle
 from collections.abc import Callable
@@ -33,11 +32,5 @@ class _Unpickler(pickle.Unpickler):
 
 
 def loads(data: bytes, lookup: Callable[[Any], Any], modules: dict[str, str]) -> Any:
-    """Rebuild the graph. The garbage collector is paused: thousands of objects, all of them alive."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        return _Unpickler(data, lookup, modules).load()
-    finally:
-        if enabled:
-            gc.enable()
+    """Rebuild the graph."""
+    return _Unpickler(data, lookup, modules).load()

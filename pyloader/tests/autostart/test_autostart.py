@@ -86,10 +86,10 @@ def test_started_once(place: SimpleNamespace, daemon: Callable[[str], None]) -> 
 
 
 def test_answers_later_and_keeps_its_output_open(place: SimpleNamespace, daemon: Callable[[str], None]) -> None:
-    daemon('if os.fork() == 0:\n    time.sleep(0.3)\n    ' + UP.replace('\n', '\n    ') + 'time.sleep(3)\n')
+    daemon('if os.fork() == 0:\n    time.sleep(0.3)\n    ' + UP.replace('\n', '\n    ') + 'time.sleep(20)\n')
     started = time.monotonic()
     assert autostart.ensure_root(WANTED) == place.folder
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < 15
 
 
 def _many(results: multiprocessing.Queue[str], barrier: object) -> None:
@@ -137,7 +137,7 @@ def test_failures(
     started = time.monotonic()
     with pytest.raises(StoreError, match=message):
         autostart.ensure_root(Settings(autostart=True, deadline_seconds=0.2))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert autostart._started is None
     with contextlib.suppress(OSError):
         os.close(os.open(place.folder + '/status.json', os.O_WRONLY | os.O_NONBLOCK))  # lets the reader thread go

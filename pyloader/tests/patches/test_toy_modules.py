@@ -262,15 +262,10 @@ assert seen == ['cached'] * 8
 """)
 
 
-def test_nothing_is_imported_and_it_is_quick(run, tmp_path):
-    out = run("""
-import time
+def test_nothing_is_imported(run):
+    run("""
 before = set(sys.modules)
-start = time.perf_counter()
 patches.monkey_patch_all()
-seconds = time.perf_counter() - start
 new = {n.partition('.')[0] for n in set(sys.modules) - before}
 assert not new & {'torch', 'transformers', 'diffusers', 'safetensors', 'tomllib', 'timm', 'numpy'}, new
-print('took', seconds)
 """)
-    assert float(out.split()[-1]) < 0.02

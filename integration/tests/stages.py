@@ -1,0 +1,91 @@
+"""Stops a load of this process at a stage of it, by replacing a function of the loader: it says so in a line, and goes
+on when it reads one."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import overmind_cext
+from overmind.cache import _Session
+from overmind.staging import Staging
+from overmind.store import Lock, Store
+
+Real = Callable[..., Any]
+
+
+def _stop(stage: str) -> None:
+    print(json.dumps({'stage': stage}), flush=True)
+    sys.stdin.readline()
+
+
+def _locked(real: Real) -> Real:
+    def lock(self: Store, *arguments: Any) -> Lock | None:
+        held: Lock | None = real(self, *arguments)
+        try:
+            _stop('lock held')
+        except BaseException:
+            if held is not None:
+                held.release()
+            raise
+        return held
+
+    return lock
+
+
+def _before(stage: str) -> Callable[[Real], Real]:
+    def replace(real: Real) -> Real:
+        def method(self: Staging, *arguments: Any) -> Any:
+            _stop(stage)
+            return real(self, *arguments)
+
+        return method
+
+    return replace
+
+
+def _half_copied(real: Real) -> Real:
+    def write_arena(fd: int, nbytes: int, *arguments: Any, mapped: bool) -> None:
+        if mapped:
+            with mmap.mmap(fd, nbytes) as arena:
+                arena[: nbytes // 2] = b'x' * (nbytes // 2)
+                _stop('half copied')
+        else:
+            os.pwrite(fd, b'x' * (nbytes // 2), 0)
+            _stop('half copied')
+        real(fd, nbytes, *arguments, mapped=mapped)
+
+    return write_arena
+
+
+def _before_mapping(real: Real) -> Real:
+    def _restore(self: Any, *arguments: Any) -> Any:
+        _stop('entry open')
+        return real(self, *arguments)
+
+    return _restore
+
+
+# Of a fill, in their order; what is replaced, and by what.
+STAGES: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
+    'lock held': (Store, 'lock', _locked),
+    'staging made': (Staging, 'arena', _before('staging made')),
+    'half copied': (overmind_cext, 'write_arena', _half_copied),
+    'before rename': (Staging, 'commit', _before('before rename')),
+}
+
+
+OF_A_HIT: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
+    'entry open': (_Session, '_restore', _before_mapping),
+}
+
+
+def stop_at(*words: str) -> dict[str, Any]:
+    """The command ``stop_at STAGE``: every later load of this process stops there."""
+    owner, name, replace = {**STAGES, **OF_A_HIT}[' '.join(words)]
+    setattr(owner, name, replace(getattr(owner, name)))
+    return {}

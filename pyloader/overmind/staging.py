@@ -1,0 +1,137 @@
+"""A fill under way, as files in ``staging/<id>`` (docs/protocol.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from overmind.errors import StoreError
+from overmind.store import OpenEntry, Store, close, close_entry
+
+
+@contextlib.contextmanager
+def stage(store: Store, id: str) -> Iterator[Staging]:
+    """A new staging folder for an id whose lock the caller holds; dropped unless it was committed."""
+    staging = Staging(store, id)
+    store.guard(staging.make)
+    try:
+        yield staging
+    finally:
+        if not staging.committed:
+            with contextlib.suppress(OSError, StoreError):
+                store.guard(staging.drop, 60)
+
+
+@dataclass(slots=True)
+class Staging:
+    """A fill under way. Every method raises OSError; Store.explain says what it means."""
+
+    store: Store
+    id: str
+    committed: bool = field(default=False, init=False)
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.store.root, 'staging', self.id)
+
+    def make(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.path)
+        os.mkdir(self.path, 0o700)
+        os.mkdir(os.path.join(self.path, 'tensors'), 0o700)
+
+    def reserve(self, nbytes: int) -> None:
+        """Room for all of the fill, before any of it is written: a part of it must not drive other entries out."""
+        if not self.store.is_mount:
+            return
+        try:
+            self.store.patiently(lambda: os.setxattr(self.path, 'user.overmind.reserve', str(nbytes).encode()))
+        except OSError as e:
+            if e.errno == errno.ENOSPC:
+                raise StoreError(f'{self.path}: {self._no_room(nbytes)}') from e
+            if e.errno not in (errno.EPERM, errno.ENOTSUP):  # a daemon from before there were reservations
+                raise
+
+    def _no_room(self, nbytes: int) -> str:
+        disk = self.store.guard(lambda: os.statvfs(self.store.root))
+        return (
+            f'no room in the cache for {_mib(nbytes)}: its budget is {_mib(disk.f_blocks * disk.f_frsize)}, '
+            f'{_mib(disk.f_bavail * disk.f_frsize)} of it are unused, and what is in use or pinned stays; '
+            'see overmind-fs status, and --max-bytes of overmind-fs mount'
+        )
+
+    @contextlib.contextmanager
+    def arena(self, name: str, nbytes: int) -> Iterator[tuple[int, bool]]:
+        """A new arena of its final size: a descriptor for writing, closed at the end, and whether it may be mapped."""
+        path = os.path.join(self.path, 'tensors', name)
+        with contextlib.ExitStack() as opened:
+            fd = self.store.patiently(lambda: self._create(path, nbytes), late=close)
+            opened.callback(close, fd)
+            mapped = self.store.way in ('passthrough', 'directory')
+            if self.store.way == 'fd':
+                try:
+                    fd = self.store.memory('staging', self.id, name, fd)
+                except (OSError, StoreError) as e:
+                    self.store.socket_failed(e)
+                else:
+                    opened.callback(close, fd)
+                    mapped = True
+            yield fd, mapped
+
+    def _create(self, path: str, nbytes: int) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, nbytes)
+            if not self.store.is_mount:
+                # Blocks now: a write through a mapping to a full disk would end the process with SIGBUS.
+                os.posix_fallocate(fd, 0, nbytes)
+        except BaseException:
+            close(fd)
+            raise
+        return fd
+
+    def write(self, name: str, data: bytes) -> None:
+        def work() -> None:
+            fd = os.open(os.path.join(self.path, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(fd, 'wb') as f:
+                f.write(data)
+
+        self.store.patiently(work)
+
+    def reopen(self) -> OpenEntry:
+        """The staged entry as a reader will find it."""
+        if not self.store.is_mount:
+            for folder, _, names in os.walk(self.path):
+                for n in names:
+                    os.chmod(os.path.join(folder, n), 0o444)
+        entry = self.store.guard(lambda: self.store.open(f'staging/{self.id}', missing_ok=False), late=close_entry)
+        assert entry is not None
+        return entry
+
+    def commit(self) -> None:
+        """Publish whole or not at all; an older entry of the id is replaced."""
+        self.store.patiently(self._rename)
+        self.committed = True
+
+    def _rename(self) -> None:
+        target = os.path.join(self.store.root, 'pipelines', self.id)
+        aside = f'{self.path}.old-{os.getpid()}'
+        try:
+            os.rename(self.path, target)
+        except OSError as e:
+            if self.store.is_mount or e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            os.rename(target, aside)
+            os.rename(self.path, target)
+            shutil.rmtree(aside, ignore_errors=True)
+
+    def drop(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _mib(nbytes: int) -> str:
+    return f'{nbytes / 2**20:,.1f} MiB'
