@@ -16,7 +16,7 @@ import (
 const moveMountBeneath = 0x200
 
 // ErrNoBeneath is returned when the kernel cannot put a mount beneath another one.
-var ErrNoBeneath = errors.New("the kernel cannot mount beneath another mount (Linux 6.5 or later)")
+var ErrNoBeneath = errors.New("the kernel does not mount beneath this mount (it can since Linux 6.5)")
 
 // mountDetached makes the mount without a place, and returns the path by which go-fuse serves it.
 func (m *Mount) mountDetached(opts Options, fuseOpts *fuse.MountOptions) (string, error) {

@@ -19,6 +19,9 @@ import (
 // looking them up at that moment.
 const RetireAfter = 10 * time.Second
 
+// answerWait is how long the new mount may take to answer while the changes of clients wait.
+const answerWait = time.Second
+
 // ErrFDPassingOff is returned when the running daemon has no control socket.
 var ErrFDPassingOff = errors.New("it was started with --fd-passing=off and hands nothing over")
 
@@ -100,31 +103,94 @@ func (m *Mount) awaitAnswer() {
 	}
 }
 
-// giveWay puts the new mount in the place of this one. The locks of our clients are held there too, and the stagings
-// that they write are open for writing, so that nobody else fills the same and no commit comes too early.
-func (m *Mount) giveWay(mount int) (err error) {
-	locks, writers := map[string]func(){}, map[*store.File]func(){}
+// giveWay puts the new mount in the place of this one.
+func (m *Mount) giveWay(mount int) error {
+	in, err := m.standIns(mount)
+	if err != nil {
+		return err
+	}
+	m.place.Lock()
+	defer m.place.Unlock()
+	if m.leaving {
+		err = fmt.Errorf("%w: it is being unmounted", store.ErrBusy)
+	} else {
+		err = exchange(m.dir, mount)
+	}
+	if err != nil {
+		in.close()
+		return err
+	}
+	m.tree.store.Supersede(in.locks, in.writers)
+	close(m.superseded)
+	return nil
+}
+
+// standIns are held in the new mount for our clients: their locks, and what they write in stagings, so that nobody else
+// fills the same and no commit comes too early.
+type standIns struct {
+	locks   map[string]func()
+	writers map[*store.File]func()
+}
+
+func (in standIns) close() {
+	for _, done := range in.locks {
+		done()
+	}
+	for _, done := range in.writers {
+		done()
+	}
+}
+
+// standIns opens files of the new mount, whose daemon may hang: then it is given up.
+func (m *Mount) standIns(mount int) (standIns, error) {
+	own, err := unix.FcntlInt(uintptr(mount), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return standIns{}, fmt.Errorf("dup: %w", err)
+	}
+	type result struct {
+		in  standIns
+		err error
+	}
+	opened, late := make(chan result), make(chan struct{})
+	go func() {
+		defer func() { _ = unix.Close(own) }()
+		in, err := m.openStandIns(own)
+		select {
+		case opened <- result{in, err}:
+		case <-late:
+			in.close()
+		}
+	}()
+	select {
+	case r := <-opened:
+		return r.in, r.err
+	case <-time.After(answerWait):
+		close(late)
+		return standIns{}, errors.New("the new mount does not answer")
+	}
+}
+
+func (m *Mount) openStandIns(mount int) (in standIns, err error) {
+	in = standIns{map[string]func(){}, map[*store.File]func(){}}
 	defer func() {
 		if err != nil {
-			for _, done := range locks {
-				done()
-			}
-			for _, done := range writers {
-				done()
-			}
+			in.close()
+			in = standIns{}
 		}
 	}()
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(mount, &st); err != nil {
-		return fmt.Errorf("the new mount does not answer: %w", err)
+		return in, fmt.Errorf("the new mount does not answer: %w", err)
 	}
 	if st.Type != unix.FUSE_SUPER_MAGIC {
-		return fmt.Errorf("%w: the new mount is of another kind", unix.EINVAL)
+		return in, fmt.Errorf("%w: the new mount is of another kind", unix.EINVAL)
 	}
 	for _, id := range m.tree.store.LockIDs() {
-		if locks[id], err = holdLock(mount, id); err != nil {
-			return err
+		done, err := holdLock(mount, id)
+		if err != nil {
+			return in, err
 		}
+		in.locks[id] = done
 	}
 	for _, f := range m.tree.store.Writers() {
 		path := filepath.Join("staging", f.Entry().ID(), f.Name())
@@ -133,21 +199,11 @@ func (m *Mount) giveWay(mount int) (err error) {
 		}
 		fd, err := unix.Openat(mount, path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err != nil {
-			return fmt.Errorf("%s of the new mount: %w", path, err)
+			return in, fmt.Errorf("%s of the new mount: %w", path, err)
 		}
-		writers[f] = func() { _ = unix.Close(fd) }
+		in.writers[f] = func() { _ = unix.Close(fd) }
 	}
-	m.place.Lock()
-	defer m.place.Unlock()
-	if m.leaving {
-		return fmt.Errorf("%w: it is being unmounted", store.ErrBusy)
-	}
-	if err := exchange(m.dir, mount); err != nil {
-		return err
-	}
-	m.tree.store.Supersede(locks, writers)
-	close(m.superseded)
-	return nil
+	return in, nil
 }
 
 // holdLock takes a lock in the new mount.

@@ -85,6 +85,10 @@ func startBackground(ctx context.Context, o MountOptions) error {
 	})
 	child := exec.Command(program, args...)
 	child.Env = append(os.Environ(), readyEnv+"=3")
+	if !o.Replace {
+		// Started by a service of somebody else, it must not speak for that. In a reload it speaks for its own.
+		child.Env = slices.DeleteFunc(child.Env, func(v string) bool { return strings.HasPrefix(v, notifySocketEnv+"=") })
+	}
 	child.ExtraFiles = []*os.File{w}
 	child.Stdout, child.Stderr = log, log
 	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

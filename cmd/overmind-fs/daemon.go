@@ -88,7 +88,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 	stop := housekeep(ctx, s, watcher, logger)
 	defer stop()
 	readyPipe().ready()
-	notifyReady(logger)
+	notifyReady(predecessor != "", logger)
 	if keeper != nil {
 		keeper.Start()
 	}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -21,62 +20,7 @@ import (
 	"overmind-fs/fs/fstest"
 	"overmind-fs/fs/handover"
 	"overmind-fs/fs/store"
-	"overmind-fs/schema/schematest"
 )
-
-// keepLooking reads all of an entry by its path, over and over.
-func keepLooking(entry string) error {
-	var ended atomic.Bool
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		ended.Store(true)
-	}()
-	fmt.Println("mapped") // as startClient expects
-	want := fstest.Content(fstest.StructureNbytes)
-	for !ended.Load() {
-		if got, err := os.ReadFile(filepath.Join(entry, "structure.pkl")); err != nil || !bytes.Equal(got, want) {
-			return fmt.Errorf("%d bytes, %w", len(got), err)
-		}
-		if _, err := os.ReadDir(filepath.Join(entry, "tensors")); err != nil {
-			return err
-		}
-		f, err := os.Open(fstest.Arena(entry))
-		if err != nil {
-			return err
-		}
-		_ = f.Close()
-		// A change that has to go to one of the two daemons.
-		if err := unix.Setxattr(entry, overmindfs.AttrPinned, []byte("1"), 0); err != nil {
-			return fmt.Errorf("setxattr: %w", err)
-		}
-	}
-	return nil
-}
-
-func holdFill(root string) error {
-	if _, err := tryLock(root, "dying"); err != nil {
-		return err
-	}
-	if err := (fstest.Fill{Root: root, ID: "dying", Size: mib}).Stage(); err != nil {
-		return err
-	}
-	fmt.Println("mapped")
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	return nil
-}
-
-// tryLock takes the lock of an id, without waiting.
-func tryLock(root, id string) (int, error) {
-	fd, err := unix.Open(filepath.Join(root, "locks", id), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return -1, err
-	}
-	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
-}
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
@@ -207,57 +151,6 @@ func TestReplace(t *testing.T) {
 	n.wantExit(t, exitOK)
 }
 
-// halfFill is a fill with its lock held, an arena half written, another not sized yet, and a blob half written.
-type halfFill struct {
-	fstest.Fill
-	lock, arena, structure int
-}
-
-func startFill(t *testing.T, f fstest.Fill) *halfFill {
-	t.Helper()
-	h := &halfFill{Fill: f}
-	var err error
-	h.lock, err = tryLock(f.Root, f.ID)
-	must(t, err)
-	must(t, os.MkdirAll(filepath.Join(f.Staging(), "tensors"), 0o755))
-	h.arena, err = unix.Open(fstest.Arena(f.Staging()), unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o644)
-	must(t, err)
-	h.structure, err = unix.Open(filepath.Join(f.Staging(), "structure.pkl"), unix.O_WRONLY|unix.O_CREAT|unix.O_CLOEXEC, 0o644)
-	must(t, err)
-	_, err = unix.Write(h.structure, fstest.Content(fstest.StructureNbytes)[:1000])
-	must(t, err)
-	return h
-}
-
-// finish goes on through the open files, which are the old daemon's, and through paths, which are the new one's.
-func (h *halfFill) finish(t *testing.T) {
-	t.Helper()
-	if fd, err := tryLock(h.Root, h.ID); !errors.Is(err, unix.EWOULDBLOCK) {
-		t.Errorf("the lock was lost: %d, %v", fd, err)
-	}
-	must(t, unix.Ftruncate(h.arena, h.Size))
-	data := fstest.Content(h.Size)
-	_, err := unix.Pwrite(h.arena, data, 0)
-	must(t, err)
-	_, err = unix.Write(h.structure, fstest.Content(fstest.StructureNbytes)[1000:])
-	must(t, err)
-	must(t, os.WriteFile(filepath.Join(h.Staging(), "manifest"), schematest.Encode(h.Manifest()), 0o644))
-	must(t, unix.Close(h.arena))
-	must(t, unix.Close(h.structure))
-	var st unix.Stat_t
-	must(t, unix.Stat(fstest.Arena(h.Staging()), &st))
-	if st.Size != h.Size {
-		t.Errorf("the new mount shows %d bytes, want %d", st.Size, h.Size)
-	}
-	must(t, h.Commit())
-	must(t, unix.Close(h.lock))
-	eventually(t, "the lock is free", func() bool {
-		fd, err := tryLock(h.Root, h.ID)
-		_ = unix.Close(fd)
-		return err == nil
-	})
-}
-
 // A filler that dies after the takeover leaves nothing behind, as without one.
 func TestFillerDiesAfterReplace(t *testing.T) {
 	needBeneath(t)
@@ -348,6 +241,11 @@ func TestFailedReplaceLeavesTheOldOne(t *testing.T) {
 	for name, end := range map[string]func(*handover.Takeover) error{
 		"it dies":  func(h *handover.Takeover) error { h.Close(); return handover.ErrRefused },
 		"it hangs": func(*handover.Takeover) error { return handover.ErrRefused },
+		"its mount hangs": func(h *handover.Takeover) error {
+			mount, fuse := unservedMount(t)
+			defer func() { _, _ = unix.Close(mount), unix.Close(fuse) }()
+			return h.Switch(mount)
+		},
 		"it has no mount": func(h *handover.Takeover) error {
 			fd, err := unix.Open(t.TempDir(), unix.O_PATH|unix.O_CLOEXEC, 0)
 			must(t, err)
@@ -457,4 +355,35 @@ func TestReplaceKeepsTheMetricsPort(t *testing.T) {
 	d.wantEnd(t)
 	must(t, n.cmd.Process.Signal(syscall.SIGTERM))
 	n.wantExit(t, exitOK)
+}
+
+// Under systemd all mounts are shared: the new mount has to go beneath each copy of the old one.
+func TestReplaceInSharedMounts(t *testing.T) {
+	needBeneath(t)
+	base := t.TempDir()
+	first, second := filepath.Join(base, "1"), filepath.Join(base, "2")
+	for _, dir := range []string{first, second} {
+		must(t, os.Mkdir(dir, 0o755))
+		must(t, unix.Mount(first, dir, "", unix.MS_BIND, ""))
+		t.Cleanup(func() { unmountForGood(t, dir) })
+		must(t, unix.Mount("", first, "", unix.MS_SHARED, ""))
+	}
+	dir, copied := filepath.Join(first, "m"), filepath.Join(second, "m")
+	must(t, os.Mkdir(dir, 0o755))
+	d := startDaemon(t, dir)
+	f := fill(t, dir, "a")
+	n := d.replace(t)
+	d.wantEnd(t)
+	if here, there := mounts(t, dir), mounts(t, copied); here != 1 || there != 1 {
+		t.Errorf("%d and %d mounts", here, there)
+	}
+	f.Root = copied
+	if _, err := os.ReadFile(fstest.Arena(f.Entry())); err != nil {
+		t.Error(err)
+	}
+	must(t, n.cmd.Process.Signal(syscall.SIGTERM))
+	n.wantExit(t, exitOK)
+	if got := mounts(t, copied); got != 0 {
+		t.Errorf("%d mounts", got)
+	}
 }

@@ -56,7 +56,11 @@ func notify(state string, logger *slog.Logger) {
 	}
 }
 
-// notifyReady also makes this process the service's main one, which it is not yet after a takeover.
-func notifyReady(logger *slog.Logger) {
-	notify(fmt.Sprintf("MAINPID=%d\n%s", os.Getpid(), sdnotify.SdNotifyReady), logger)
+// notifyReady says that the mount is there; after a takeover also that this process is the service's main one now.
+func notifyReady(tookOver bool, logger *slog.Logger) {
+	state := sdnotify.SdNotifyReady
+	if tookOver {
+		state = fmt.Sprintf("MAINPID=%d\n%s", os.Getpid(), state)
+	}
+	notify(state, logger)
 }

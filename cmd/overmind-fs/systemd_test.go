@@ -24,11 +24,10 @@ type manager struct {
 	t      *testing.T
 	socket string
 
-	mu      sync.Mutex
-	said    []string // READY=1 and the like
-	names   []string // of files
-	files   []*os.File
-	ignores bool // what is to be stored
+	mu    sync.Mutex
+	said  []string // READY=1 and the like
+	names []string // of files
+	files []*os.File
 }
 
 func newManager(t *testing.T) *manager {
@@ -165,9 +164,6 @@ func (m *manager) start(dir string, env []string, args ...string) *daemon {
 func (m *manager) awaitReady(d *daemon) {
 	m.t.Helper()
 	eventually(m.t, "READY=1", func() bool { return m.heard("READY=1") })
-	if want := fmt.Sprintf("MAINPID=%d", d.cmd.Process.Pid); !m.heard(want) {
-		m.t.Errorf("not said: %s", want)
-	}
 	waitAlive(m.t, d.dir)
 }
 
@@ -316,6 +312,9 @@ func TestReplaceAsService(t *testing.T) {
 	m.files, m.names = append(m.files, files...), append(m.names, before...)
 	m.mu.Unlock()
 	m.awaitReady(n)
+	if want := fmt.Sprintf("MAINPID=%d", n.cmd.Process.Pid); !m.heard(want) {
+		t.Errorf("not said: %s", want)
+	}
 	fill(t, d.dir, "b")
 	m.await(2 * perEntry)
 	open.wantSame(t)
@@ -352,6 +351,22 @@ func TestFullDescriptorStore(t *testing.T) {
 	if text := d.stderr.String(); !strings.Contains(text, "store is full") || !strings.Contains(text, "entry=b") {
 		t.Errorf("no warning:\n%s", text)
 	}
+}
+
+// A daemon in the background does not speak for the service that happened to start it.
+func TestBackgroundSaysNothing(t *testing.T) {
+	m := newManager(t)
+	dir := t.TempDir()
+	needFUSE(t)
+	t.Cleanup(func() { unmountForGood(t, dir) })
+	t.Setenv("NOTIFY_SOCKET", m.socket)
+	wantRun(t, exitOK, "mounted "+dir, "mount", "--background", "--max-bytes", "64MiB", "--log-file", logFile(t), dir)
+	fill(t, dir, "a")
+	wantRun(t, exitOK, "", "umount", dir)
+	if m.mu.Lock(); len(m.said)+len(m.names) > 0 {
+		t.Errorf("said %v, stored %v", m.said, m.names)
+	}
+	m.mu.Unlock()
 }
 
 // The unit files, as systemd reads them.

@@ -48,15 +48,18 @@ type message struct {
 	fd   int // closed when sent; or -1
 }
 
-// Open returns a keeper that sends, from Start on, to a notification socket ($NOTIFY_SOCKET). max is how many descriptors the manager
-// keeps ($FDSTORE), 0 where that is not known.
+// Open returns a keeper that sends, from Start on, to a notification socket ($NOTIFY_SOCKET). max is how many
+// descriptors the manager keeps ($FDSTORE), 0 where that is not known.
 func Open(socket string, max int, log *slog.Logger) (*Keeper, error) {
 	// Not connected, since net sends no descriptors over a connected one; without a name it gets one of the kernel.
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram"})
 	if err != nil {
 		return nil, fmt.Errorf("notification socket: %w", err)
 	}
-	k := &Keeper{conn: conn, to: &net.UnixAddr{Name: socket, Net: "unixgram"}, max: max, log: log, records: map[uint64]*record{}, drained: make(chan struct{})}
+	k := &Keeper{
+		conn: conn, to: &net.UnixAddr{Name: socket, Net: "unixgram"}, max: max, log: log,
+		records: map[uint64]*record{}, drained: make(chan struct{}),
+	}
 	k.queued = sync.NewCond(&k.mu)
 	return k, nil
 }

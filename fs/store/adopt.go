@@ -1,7 +1,6 @@
 package store
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -10,9 +9,6 @@ import (
 
 	"overmind-fs/schema"
 )
-
-// ErrForeign is returned when what another daemon hands over is not what it says.
-var ErrForeign = errors.New("cannot be taken over")
 
 // Passed is a file on its way from one daemon to another: what is to be known of it, and its memfd.
 type Passed struct {

@@ -10,6 +10,9 @@
 // count as draining. An open handle on an arena of a published entry is a lease: an entry with a lease is never
 // evicted to make room.
 //
+// Another daemon can take the entries over: Freeze, Records and Borrow here, NewAdoption and Adopt there, then Supersede
+// here. A Keeper is told what should outlive a crash.
+//
 // One mutex guards all of it. Slow work (allocating, waiting for writers, sealing) runs outside the mutex on files
 // that it holds a reference to.
 package store

@@ -20,6 +20,9 @@ var (
 	ErrClosed = errors.New("store is closed")
 )
 
+// ErrForeign is returned when what another daemon hands over is not what it says.
+var ErrForeign = errors.New("cannot be taken over")
+
 // Errors about filling.
 var (
 	// ErrNoSpace is returned when bytes do not fit, also after evicting everything that may be evicted.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -66,3 +67,9 @@ def sized(name: str) -> torch.Tensor:
 
 def numbered(number: str) -> torch.Tensor:
     return torch.arange(1000) + int(number)
+
+
+def stopping() -> torch.Tensor:
+    """Stops its process, which somebody has to let go on with SIGCONT."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return torch.arange(1000)
