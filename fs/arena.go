@@ -36,5 +36,5 @@ func (a *arenaFile) Open(ctx context.Context, flags uint32) (fusefs.FileHandle, 
 	if a.file.Entry().State() == store.Published && a.settled.Swap(true) {
 		keep = fuse.FOPEN_KEEP_CACHE
 	}
-	return newArenaHandle(a.tree, h), keep, 0
+	return newArenaHandle(a.tree, h, a.EmbeddedInode()), keep, 0
 }

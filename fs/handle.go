@@ -55,6 +55,7 @@ func readWindow(h *store.Handle, base, size uint64, dest []byte, off int64) fuse
 // bytes come through the daemon and the page cache.
 type arenaHandle struct {
 	fileHandle
+	node *fusefs.Inode
 }
 
 var (
@@ -64,8 +65,31 @@ var (
 	_ fusefs.FilePassthroughFder = (*arenaHandle)(nil)
 )
 
-func newArenaHandle(t *tree, h *store.Handle) *arenaHandle {
-	return &arenaHandle{fileHandle{tree: t, handle: h}}
+func newArenaHandle(t *tree, h *store.Handle, node *fusefs.Inode) *arenaHandle {
+	return &arenaHandle{fileHandle{tree: t, handle: h}, node}
+}
+
+// Release ends a lease. The kernel keeps the names of files that were open when their entry was removed, until it runs
+// out of memory, and with them our nodes; so it is told that they are gone.
+func (h *arenaHandle) Release(ctx context.Context) syscall.Errno {
+	errno := h.fileHandle.Release(ctx)
+	if h.handle.File().Entry().State() == store.Gone {
+		go forget(h.node)
+	}
+	return errno
+}
+
+// forget has the kernel drop the name of a node in an entry, and of the folder that it is in. Not to be called while
+// the kernel waits for an answer.
+func forget(node *fusefs.Inode) {
+	for range 2 {
+		name, parent := node.Parent()
+		if parent == nil {
+			return
+		}
+		parent.NotifyEntry(name) // it may have gone by itself
+		node = parent
+	}
 }
 
 // PassthroughFd answers the same for every handle of a mount, because the kernel allows one mode for each inode.

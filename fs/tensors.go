@@ -59,7 +59,8 @@ func (d *tensorsDir) Create(ctx context.Context, name string, _ uint32, _ uint32
 	if err != nil {
 		return nil, nil, 0, toErrno(err)
 	}
-	return newArenaFile(ctx, &d.Inode, d.tree, f, out), newArenaHandle(d.tree, h), fuse.FOPEN_KEEP_CACHE, 0
+	node := newArenaFile(ctx, &d.Inode, d.tree, f, out)
+	return node, newArenaHandle(d.tree, h, node), fuse.FOPEN_KEEP_CACHE, 0
 }
 
 func (d *tensorsDir) Unlink(ctx context.Context, name string) syscall.Errno {
