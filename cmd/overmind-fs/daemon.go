@@ -39,7 +39,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 	}
 	maxFiles := raiseFileLimit(logger)
 	debug.SetGCPercent(gcPercent)
-	metrics, err := o.listenMetrics()
+	metrics, err := o.listenMetrics(predecessor != "")
 	if err != nil {
 		return err
 	}
@@ -98,6 +98,8 @@ func (o MountOptions) Run(ctx context.Context) error {
 		logger.Info("unmounted by somebody else", "dir", dir)
 		return nil
 	case <-m.Superseded():
+		stop()
+		metrics.close()
 		return outlive(ctx, m, s, logger)
 	case <-ctx.Done():
 	}

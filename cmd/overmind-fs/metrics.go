@@ -21,19 +21,21 @@ type metricsServer struct {
 	server   *http.Server
 }
 
-// listenMetrics takes the port, so that a port in use is an error before anything is mounted.
-func (o MountOptions) listenMetrics() (*metricsServer, error) {
+// listenMetrics takes the port, so that a port in use is an error before anything is mounted. A daemon that replaces
+// another shares its port until that one lets go of it.
+func (o MountOptions) listenMetrics(replacing bool) (*metricsServer, error) {
 	if o.MetricsAddr == "" {
 		return &metricsServer{}, nil
 	}
-	// A port that anybody else listens on is an error. Then it is taken such that a daemon that replaces this one can
-	// have it as well, before this one lets go of it.
-	probe, err := net.Listen("tcp", o.MetricsAddr)
-	if err != nil {
-		return nil, fmt.Errorf("--metrics-addr: %w", err)
+	addr := o.MetricsAddr
+	if !replacing {
+		probe, err := net.Listen("tcp", addr) // fails also where a shared port is in use
+		if err != nil {
+			return nil, fmt.Errorf("--metrics-addr: %w", err)
+		}
+		addr = probe.Addr().String() // with the port that was chosen for 0
+		_ = probe.Close()
 	}
-	addr := probe.Addr().String() // with the port that was chosen for 0
-	_ = probe.Close()
 	shared := net.ListenConfig{Control: reusePort}
 	l, err := shared.Listen(context.Background(), "tcp", addr)
 	if err != nil {

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -320,6 +322,39 @@ func TestReplaceNothingAndByLink(t *testing.T) {
 	if got := mounts(t, d.dir); got != 0 {
 		t.Errorf("%d mounts", got)
 	}
+}
+
+// The metrics of the new daemon are at the port of the old one, which is still there for what is open.
+func TestReplaceKeepsTheMetricsPort(t *testing.T) {
+	needBeneath(t)
+	log := logFile(t)
+	d := startDaemon(t, t.TempDir(), "--metrics-addr", "127.0.0.1:0", "--log-file", log)
+	f := fill(t, d.dir, "a")
+	open := startClientAs(t, openEnv, fstest.Arena(f.Entry()))
+	url := metricsURL(t, log)
+	addr := strings.TrimSuffix(strings.TrimPrefix(url, "http://"), "/metrics")
+	n := d.replace(t, "--metrics-addr", addr, "--ttl", "1h")
+	eventually(t, "the new daemon alone answers", func() bool {
+		for range 20 {
+			r, err := http.Get(url)
+			if err != nil {
+				return false
+			}
+			text, err := io.ReadAll(r.Body)
+			must(t, errors.Join(err, r.Body.Close()))
+			if !strings.Contains(string(text), "\novermind_ttl_seconds 3600") {
+				return false
+			}
+		}
+		return true
+	})
+	if !running(d.cmd.Process.Pid) {
+		t.Error("the old daemon ended with a file open")
+	}
+	open.wantSame(t)
+	d.wantEnd(t)
+	must(t, n.cmd.Process.Signal(syscall.SIGTERM))
+	n.wantExit(t, exitOK)
 }
 
 // Under systemd all mounts are shared: the new mount has to go beneath each copy of the old one.

@@ -104,7 +104,9 @@ func (s *Store) refuse(n uint64, what, cause string, evictable uint64) error {
 
 // reserveFile makes room for one more file under MaxFiles.
 func (s *Store) reserveFile() error {
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return err
+	}
 	defer s.mu.Unlock()
 	if s.opts.MaxFiles == 0 {
 		return nil

@@ -39,7 +39,9 @@ func (s *Store) mayExpire() {
 
 // expire evicts what has been idle for too long. It returns the time to the next expiry, or that none is in sight.
 func (s *Store) expire() (wait time.Duration, any bool) {
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return 0, false // another daemon has the entries
+	}
 	defer s.mu.Unlock()
 	select {
 	case <-s.becameIdle: // seen below

@@ -15,7 +15,9 @@ func (s *Store) Relieve(source string) int {
 		s.log.Debug("processes wait for memory, though there is some", "source", source)
 		return 0
 	}
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return 0 // another daemon has the entries
+	}
 	defer s.mu.Unlock()
 	s.counters.PressureEvents++
 	var idle uint64
