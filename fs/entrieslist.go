@@ -20,6 +20,7 @@ type Listed struct {
 	FillSeconds     float64           `json:"fill_seconds"`
 	UID             uint32            `json:"uid"`
 	Bytes           uint64            `json:"bytes"`
+	Shared          uint64            `json:"shared"`
 	StructureNbytes uint64            `json:"structure_nbytes"`
 	Arenas          []store.ArenaSize `json:"arenas"`
 	Pinned          bool              `json:"pinned"`
@@ -34,7 +35,7 @@ func (t *tree) entriesJSON() ([]byte, error) {
 	for _, x := range t.store.Summaries() {
 		list = append(list, Listed{
 			ID: x.ID, ClassName: x.ClassName, ModelName: x.ModelName, Loader: x.Loader, CreatedNS: x.CreatedNS,
-			FillSeconds: x.FillSeconds, UID: x.Owner.UID, Bytes: x.Bytes, StructureNbytes: x.StructureBytes,
+			FillSeconds: x.FillSeconds, UID: x.Owner.UID, Bytes: x.Bytes, Shared: x.Shared, StructureNbytes: x.StructureBytes,
 			Arenas: x.Arenas, Pinned: x.Pinned, Hits: x.Hits, Leases: x.Leases,
 			LeasePIDs: append([]int{}, x.LeasePIDs...), // never null
 			LastUse:   x.LastUse.Unix(),

@@ -39,12 +39,14 @@ type StatusLimits struct {
 	TTLS       float64 `json:"ttl_s"` // seconds
 }
 
-// StatusBytes are totals; Pinned is part of Cached.
+// StatusBytes are totals. Pinned is part of Cached. Shared is how much more the entries would take if each had all of its
+// arenas for itself.
 type StatusBytes struct {
 	Cached   uint64 `json:"cached"`
 	Staging  uint64 `json:"staging"`
 	Draining uint64 `json:"draining"`
 	Pinned   uint64 `json:"pinned"`
+	Shared   uint64 `json:"shared"`
 }
 
 // StatusFills count since the start, except for Staging.
@@ -78,7 +80,7 @@ func (t *tree) status() Status {
 		Version: t.version, Mount: t.mountedAt, PID: os.Getpid(), UID: t.owner.UID,
 		UptimeS:     time.Since(t.started).Seconds(),
 		Limits:      StatusLimits{s.MaxBytes, s.MaxEntries, s.TTL.Seconds()},
-		Bytes:       StatusBytes{s.CachedBytes, s.StagingBytes, s.DrainingBytes, s.PinnedBytes},
+		Bytes:       StatusBytes{s.CachedBytes, s.StagingBytes, s.DrainingBytes, s.PinnedBytes, s.SharedBytes},
 		Entries:     s.Entries,
 		Leases:      s.Leases,
 		Passthrough: t.passthrough,

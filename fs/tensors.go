@@ -23,6 +23,7 @@ var (
 	_ fusefs.NodeSetattrer = (*tensorsDir)(nil)
 	_ fusefs.NodeCreater   = (*tensorsDir)(nil)
 	_ fusefs.NodeUnlinker  = (*tensorsDir)(nil)
+	_ fusefs.NodeLinker    = (*tensorsDir)(nil)
 )
 
 func (d *tensorsDir) Getattr(_ context.Context, _ fusefs.FileHandle, out *fuse.AttrOut) syscall.Errno {
@@ -61,6 +62,20 @@ func (d *tensorsDir) Create(ctx context.Context, name string, _ uint32, _ uint32
 	}
 	node := newArenaFile(ctx, &d.Inode, d.tree, f, out)
 	return node, newArenaHandle(d.tree, h, node), fuse.FOPEN_KEEP_CACHE, 0
+}
+
+// Link puts an arena of a published entry into a staging, where it is another inode with the same bytes: what an entry
+// holds is never shared by name.
+func (d *tensorsDir) Link(ctx context.Context, target fusefs.InodeEmbedder, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
+	from, ok := target.(*arenaFile)
+	if !ok {
+		return nil, toErrno(errForbidden)
+	}
+	f, err := d.entry.Link(from.file, name, callerOf(ctx))
+	if err != nil {
+		return nil, toErrno(err)
+	}
+	return newArenaFile(ctx, &d.Inode, d.tree, f, out), 0
 }
 
 func (d *tensorsDir) Unlink(ctx context.Context, name string) syscall.Errno {

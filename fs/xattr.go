@@ -26,6 +26,7 @@ const (
 	AttrLeases    = AttrPrefix + "leases"
 	AttrLeasePIDs = AttrPrefix + "lease_pids"
 	AttrBytes     = AttrPrefix + "bytes"
+	AttrShared    = AttrPrefix + "shared"
 	AttrLastUse   = AttrPrefix + "last_use"
 	// AttrReserve is of a staging, and can only be set: how many bytes the fill will take, in decimal.
 	AttrReserve = AttrPrefix + "reserve"
@@ -51,6 +52,7 @@ var attributes = []struct {
 		return strings.Join(pids, ",")
 	}},
 	{AttrBytes, func(i store.Info) string { return strconv.FormatUint(i.Bytes, 10) }},
+	{AttrShared, func(i store.Info) string { return strconv.FormatUint(i.Shared, 10) }},
 	{AttrLastUse, func(i store.Info) string { return strconv.FormatInt(i.LastUse.Unix(), 10) }},
 }
 

@@ -32,6 +32,7 @@ type entry struct {
 // attributes are the extended attributes of an entry.
 type attributes struct {
 	bytes     uint64 // of all its files
+	shared    uint64 // part of bytes that other entries have too
 	pinned    bool
 	hits      uint64
 	leases    int
@@ -117,6 +118,9 @@ func readAttributes(path string) (attributes, error) {
 	}
 	a.pinned = texts[overmindfs.AttrPinned] == "1"
 	a.bytes, _ = strconv.ParseUint(texts[overmindfs.AttrBytes], 10, 64)
+	if text, err := attribute(path, overmindfs.AttrShared); err == nil { // a daemon from before there was sharing has none
+		a.shared, _ = strconv.ParseUint(text, 10, 64)
+	}
 	a.hits, _ = strconv.ParseUint(texts[overmindfs.AttrHits], 10, 64)
 	a.leases, _ = strconv.Atoi(texts[overmindfs.AttrLeases])
 	for _, word := range strings.Split(texts[overmindfs.AttrLeasePIDs], ",") {

@@ -46,15 +46,16 @@ func cmdDu() *cli.Command {
 // usage is what du shows, in bytes.
 type usage struct {
 	Entries []entryUsage `json:"entries"`
-	Total   uint64       `json:"total"` // of these entries
+	Total   uint64       `json:"total"` // of these entries, as if they shared nothing
 	// Of the whole mount; a plain folder has none.
 	Mount *overmindfs.StatusBytes `json:"mount,omitempty"`
 }
 
 type entryUsage struct {
 	ID    string      `json:"id"`
-	Bytes uint64      `json:"bytes"`
-	Files []fileUsage `json:"files"`
+	Bytes  uint64      `json:"bytes"`
+	Shared uint64      `json:"shared,omitempty"` // part of Bytes: stored once for several entries
+	Files  []fileUsage `json:"files"`
 }
 
 // fileUsage is a component, the structure or the manifest.
@@ -86,7 +87,7 @@ func readUsage(root string, prefixes []string) (usage, error) {
 		entries = append(entries, e)
 	}
 	for _, e := range entries {
-		u := entryUsage{ID: e.id, Bytes: e.bytes}
+		u := entryUsage{ID: e.id, Bytes: e.bytes, Shared: e.shared}
 		rest := e.bytes
 		add := func(name string, n uint64) {
 			u.Files = append(u.Files, fileUsage{name, n})
@@ -112,7 +113,11 @@ func printUsage(w io.Writer, doc usage, all bool) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	line := func(n uint64, name string) { _, _ = fmt.Fprintf(t, "%s\t  %s\n", humanize.IBytes(n), name) }
 	for _, e := range doc.Entries {
-		line(e.Bytes, e.ID)
+		name := e.ID
+		if e.Shared > 0 {
+			name += fmt.Sprintf(" (%s shared)", humanize.IBytes(e.Shared))
+		}
+		line(e.Bytes, name)
 		for _, f := range e.Files {
 			if all {
 				line(f.Bytes, "  "+printable(f.Name))
@@ -121,6 +126,9 @@ func printUsage(w io.Writer, doc usage, all bool) error {
 	}
 	line(doc.Total, fmt.Sprintf("in %d entries", len(doc.Entries)))
 	if m := doc.Mount; m != nil {
+		if m.Shared > 0 {
+			line(m.Shared, "less, of all entries: what several share is stored once")
+		}
 		line(m.Pinned, "pinned, of all entries")
 		line(m.Staging, "in fills under way")
 		line(m.Draining, "draining: evicted, and still held by programs")

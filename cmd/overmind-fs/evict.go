@@ -98,11 +98,11 @@ func (s selection) evict(root string) error {
 		}
 		removed++
 		if e.leases > 0 {
-			draining += e.bytes
+			draining += e.bytes - e.shared
 			fmt.Printf("evicted %s: %s, held until its leases end: %s\n", id, humanize.IBytes(e.bytes), e.leasedBy())
 			continue
 		}
-		freed += e.bytes
+		freed += e.bytes - e.shared
 		fmt.Printf("evicted %s: %s\n", id, humanize.IBytes(e.bytes))
 	}
 	fmt.Printf("%d evicted, %s freed", removed, humanize.IBytes(freed))

@@ -34,6 +34,7 @@ func listedEntries(root string) ([]*entry, error) {
 		}
 		e := &entry{id: x.ID, path: filepath.Join(pipelinesOf(root), x.ID), uid: x.UID, manifest: m, live: true}
 		e.bytes, e.pinned, e.hits, e.leases = x.Bytes, x.Pinned, x.Hits, x.Leases
+		e.shared = x.Shared
 		e.leasePIDs, e.lastUse = x.LeasePIDs, time.Unix(x.LastUse, 0)
 		entries = append(entries, e)
 	}

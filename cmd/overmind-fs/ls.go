@@ -104,6 +104,7 @@ type entryDoc struct {
 	Hits        *uint64 `json:"hits,omitempty"`
 	Leases      *int    `json:"leases,omitempty"`
 	LeasePIDs   *[]int  `json:"lease_pids,omitempty"` // those that are known
+	Shared      *uint64 `json:"shared,omitempty"`     // part of Bytes that other entries have too
 	LastUse     *int64  `json:"last_use,omitempty"`   // Unix seconds
 }
 
@@ -118,6 +119,7 @@ func listJSON(entries []*entry) error {
 		if e.live {
 			used, pids := e.lastUse.Unix(), append([]int{}, e.leasePIDs...)
 			d.Pinned, d.Hits, d.Leases, d.LeasePIDs, d.LastUse = &e.pinned, &e.hits, &e.leases, &pids, &used
+			d.Shared = &e.shared
 		}
 		docs = append(docs, d)
 	}

@@ -89,6 +89,9 @@ func show(w io.Writer, e *entry, all bool) error {
 	p.line("created", fmt.Sprintf("%s (%s)", e.created().Format(time.RFC3339), humanize.Time(e.created())))
 	p.line("load took", e.took())
 	p.line("size", humanize.IBytes(e.bytes))
+	if e.shared > 0 {
+		p.line("shared", humanize.IBytes(e.shared)+", stored once for several entries")
+	}
 	p.line("structure", humanize.IBytes(m.StructureNbytes))
 	p.line("storages", len(m.Storages))
 	p.line("tensors", len(m.Tensors))

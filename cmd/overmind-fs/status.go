@@ -50,6 +50,9 @@ func printStatus(w io.Writer, s overmindfs.Status) error {
 		humanize.IBytes(s.Bytes.Cached+s.Bytes.Staging+s.Bytes.Draining), humanize.IBytes(s.Limits.MaxBytes),
 		humanize.IBytes(s.Bytes.Cached), humanize.IBytes(s.Bytes.Pinned),
 		humanize.IBytes(s.Bytes.Staging), humanize.IBytes(s.Bytes.Draining))
+	if s.Bytes.Shared > 0 {
+		line("shared", "%s more if no entries shared arenas", humanize.IBytes(s.Bytes.Shared))
+	}
 	limit := ""
 	if s.Limits.MaxEntries > 0 {
 		limit = fmt.Sprintf(" of %d", s.Limits.MaxEntries)

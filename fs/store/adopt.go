@@ -189,8 +189,9 @@ func (s *Store) Adopt(all []*Adoption) error {
 			a.Close()
 		}
 	}()
+	same := map[memfdID]*memory{}
 	for _, a := range all {
-		if err := s.adopt(a); err != nil {
+		if err := s.adopt(a, same); err != nil {
 			return fmt.Errorf("%s: %w: %w", a.ID, ErrForeign, err)
 		}
 	}
@@ -198,7 +199,8 @@ func (s *Store) Adopt(all []*Adoption) error {
 	return nil
 }
 
-func (s *Store) adopt(a *Adoption) error {
+// adopt takes an adoption over. same are the memories of those before, some of which it may share.
+func (s *Store) adopt(a *Adoption, same map[memfdID]*memory) error {
 	if s.closed {
 		return ErrClosed
 	}
@@ -216,7 +218,7 @@ func (s *Store) adopt(a *Adoption) error {
 	}
 	for _, p := range a.files {
 		f := &File{
-			store: s, entry: e, name: p.Name, serial: p.Serial, fd: p.FD, refs: 1, attached: true, in: in,
+			store: s, entry: e, name: p.Name, serial: p.Serial, fd: p.FD, refs: 1, attached: true, in: in, mem: s.known(same, p.FD, in),
 			huge: p.Huge, mtime: e.created, handles: map[*Handle]struct{}{}, foreign: a.Staging,
 		}
 		dir := ""
@@ -256,7 +258,7 @@ func (f *File) settleSize() {
 	if err != nil {
 		return // of an open memfd: never
 	}
-	f.grow(int64(size) - int64(f.bytes))
+	f.resize(size)
 	f.sized = f.kind == arena && size > 0
 }
 

@@ -146,21 +146,27 @@ func (s *Store) idle() []*Entry {
 func (s *Store) victims(enough func(sum uint64, n int) bool) ([]*Entry, uint64) {
 	idle := s.idle()
 	var sum uint64
+	gone := map[*memory]int{}
 	for i, e := range idle {
 		if enough(sum, i) {
 			return idle[:i], sum
 		}
-		sum += e.freeable()
+		sum += e.freeable(gone)
 	}
 	return idle, sum
 }
 
-// freeable is how many bytes come back at once when the entry goes: what is open or being read stays, as draining.
-func (e *Entry) freeable() uint64 {
+// freeable is how many bytes come back at once when the entry goes: what is open or being read stays, as draining, and
+// so does what others share. gone counts the files that have let go of a memory before, and is kept up.
+func (e *Entry) freeable(gone map[*memory]int) uint64 {
 	var sum uint64
 	e.allFiles(func(f *File) {
-		if f.refs == 1 {
-			sum += f.bytes
+		if f.refs > 1 {
+			return
+		}
+		gone[f.mem]++
+		if gone[f.mem] == f.mem.holders() {
+			sum += f.mem.bytes
 		}
 	})
 	return sum

@@ -16,8 +16,9 @@ func (s *Store) Check() error {
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 
 	var sum [buckets]uint64
+	holders := map[*memory][]*File{}
 	for f := range s.files {
-		sum[f.in] += f.bytes
+		holders[f.mem] = append(holders[f.mem], f)
 		refs := len(f.handles)
 		if f.attached {
 			refs++
@@ -30,8 +31,21 @@ func (s *Store) Check() error {
 		}
 		if size, err := fileSize(f.fd); err != nil {
 			fail("%s/%s: %v", f.entry.id, f.name, err)
-		} else if (f.kind == blob || f.sized) && !f.busy && f.refs == refs && size != f.bytes {
-			fail("%s/%s: has %d bytes, counts for %d", f.entry.id, f.name, size, f.bytes)
+		} else if (f.kind == blob || f.sized) && !f.busy && f.refs == refs && size != f.mem.bytes {
+			fail("%s/%s: has %d bytes, counts for %d", f.entry.id, f.name, size, f.mem.bytes)
+		}
+	}
+	for m, files := range holders {
+		sum[m.in()] += m.bytes
+		var want [buckets]int
+		for _, f := range files {
+			want[f.in]++
+			if idOf(f.fd) != idOf(files[0].fd) || f.entry.owner.UID != files[0].entry.owner.UID {
+				fail("%s/%s and %s/%s share a memory", f.entry.id, f.name, files[0].entry.id, files[0].name)
+			}
+		}
+		if want != m.files {
+			fail("%s/%s: its memory counts %v files, there are %v", files[0].entry.id, files[0].name, m.files, want)
 		}
 	}
 	if sum != s.bytes {

@@ -159,8 +159,8 @@ func (s *Store) readManifest(e *Entry) (*schema.Manifest, error) {
 			bad = err
 		case f.kind == arena && !f.sized:
 			bad = fmt.Errorf("%w: %s has no size", ErrIncomplete, f.name)
-		case size != f.bytes:
-			bad = fmt.Errorf("%w: %s has %d bytes, %d were allocated", ErrIncomplete, f.name, size, f.bytes)
+		case size != f.mem.bytes:
+			bad = fmt.Errorf("%w: %s has %d bytes, %d were allocated", ErrIncomplete, f.name, size, f.mem.bytes)
 		case f.kind == arena:
 			arenas[f.name] = size
 		}

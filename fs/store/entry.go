@@ -186,6 +186,7 @@ type Info struct {
 	Leases    int    // open handles on its arenas
 	LeasePIDs []int  // processes that opened them, each once, ascending; unknown ones are left out
 	Bytes     uint64 // of all its files
+	Shared    uint64 // part of Bytes: memory that published entries have in common
 	LastUse   time.Time
 }
 
@@ -202,7 +203,10 @@ func (e *Entry) info() Info {
 	}
 	pids := map[int]bool{}
 	e.allFiles(func(f *File) {
-		info.Bytes += f.bytes
+		info.Bytes += f.mem.bytes
+		if f.mem.files[inCache] > 1 {
+			info.Shared += f.mem.bytes
+		}
 		if f.kind != arena {
 			return
 		}

@@ -98,7 +98,8 @@ func (s *Store) evict(e *Entry, why Reason) {
 	s.detach(e)
 	s.forget(e)
 	s.counters.Evictions[why]++
-	s.log.Info("evicted", "entry", e.id, "reason", why, "bytes", info.Bytes, "leases", info.Leases, "hits", info.Hits)
+	s.log.Info("evicted", "entry", e.id, "reason", why, "bytes", info.Bytes, "shared", info.Shared,
+		"leases", info.Leases, "hits", info.Hits)
 }
 
 // detach lets go of all files.
@@ -202,7 +203,7 @@ func (s *Store) bury(e *Entry) {
 		arenas:  len(e.arenas),
 	}
 	manifest := e.blobs[ManifestName]
-	m, err := decodeMemfd(manifest.fd, manifest.bytes)
+	m, err := decodeMemfd(manifest.fd, manifest.mem.bytes)
 	if err == nil {
 		tomb.manifest, tomb.windows = m, len(m.Storages)
 	} else {

@@ -30,7 +30,7 @@ type File struct {
 	refs     int // the entry, every handle, and slow work under way
 	attached bool
 	in       bucket
-	bytes    uint64 // what it counts for; for a blob also its size
+	mem      *memory
 	promised uint64 // part of Store.promised
 	sized    bool   // an arena that has its memory
 	busy     bool   // an arena that is being allocated
@@ -63,7 +63,7 @@ func (f *File) Size() uint64 {
 	if f.kind == arena && !f.sized {
 		return 0
 	}
-	return f.bytes
+	return f.mem.bytes
 }
 
 // ModTime is the time of the last write to a blob, of the creation of an arena.
@@ -159,22 +159,22 @@ func (f *File) unref() {
 	}
 	_ = unix.Close(f.fd) // a memfd has nothing to flush
 	f.fd = -1
-	f.store.bytes[f.in] -= f.bytes
-	f.bytes = 0
+	f.store.recount(f.mem, func() { f.mem.files[f.in]-- })
 	delete(f.store.files, f)
 }
 
 // move makes the bytes count elsewhere.
 func (f *File) move(to bucket) {
-	f.store.bytes[f.in] -= f.bytes
-	f.store.bytes[to] += f.bytes
-	f.in = to
+	f.store.recount(f.mem, func() {
+		f.mem.files[f.in]--
+		f.mem.files[to]++
+		f.in = to
+	})
 }
 
-// grow adds to, or takes from, what the file counts for.
-func (f *File) grow(delta int64) {
-	f.bytes += uint64(delta) // two's complement: also right for a negative delta
-	f.store.bytes[f.in] += uint64(delta)
+// resize records what the memory of the file counts for.
+func (f *File) resize(size uint64) {
+	f.store.recount(f.mem, func() { f.mem.bytes = size })
 }
 
 // release takes the file out of its entry.
@@ -202,25 +202,36 @@ func (e *Entry) create(kind fileKind, dir, name string, pid int) (*File, *Handle
 		return nil, nil, err
 	}
 	defer s.mu.Unlock()
-	switch {
-	case e.state == Published:
-		err = ErrReadOnly
-	case e.state != Staging || (dir == TensorsName && !e.hasTensors):
-		err = ErrNotFound
-	case e.committing:
-		err = ErrBusy
-	case e.names(dir)[name] != nil:
-		err = ErrExists
-	}
-	if err != nil {
+	if err := e.mayAdd(dir, name); err != nil {
 		_ = unix.Close(fd)
 		return nil, nil, fmt.Errorf("create %s: %w", name, err)
 	}
+	f := e.add(kind, dir, name, fd, newMemory(inStaging))
+	return f, f.open(true, pid), nil
+}
+
+func (e *Entry) mayAdd(dir, name string) error {
+	switch {
+	case e.state == Published:
+		return ErrReadOnly
+	case e.state != Staging || (dir == TensorsName && !e.hasTensors):
+		return ErrNotFound
+	case e.committing:
+		return ErrBusy
+	case e.names(dir)[name] != nil:
+		return ErrExists
+	}
+	return nil
+}
+
+// add puts a new file into a staging, for which mem counts it already.
+func (e *Entry) add(kind fileKind, dir, name string, fd int, mem *memory) *File {
+	s := e.store
 	f := &File{
 		store: s, entry: e, name: name, kind: kind, serial: s.nextSerial(),
-		fd: fd, refs: 1, attached: true, in: inStaging, mtime: s.opts.Now(),
+		fd: fd, refs: 1, attached: true, in: inStaging, mem: mem, mtime: s.opts.Now(),
 	}
 	e.names(dir)[name] = f
 	s.files[f] = struct{}{}
-	return f, f.open(true, pid), nil
+	return f
 }

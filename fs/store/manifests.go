@@ -93,7 +93,7 @@ func (e *Entry) Manifest() *schema.Manifest {
 
 // decode lets go of s.mu meanwhile; the caller has a reference to the file.
 func (s *Store) decode(f *File) (*schema.Manifest, error) {
-	fd, size := f.fd, f.bytes
+	fd, size := f.fd, f.mem.bytes
 	s.mu.Unlock()
 	defer s.mu.Lock()
 	return decodeMemfd(fd, size)

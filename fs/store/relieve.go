@@ -20,10 +20,7 @@ func (s *Store) Relieve(source string) int {
 	}
 	defer s.mu.Unlock()
 	s.counters.PressureEvents++
-	var idle uint64
-	for _, e := range s.idle() {
-		idle += e.freeable()
-	}
+	_, idle := s.victims(func(uint64, int) bool { return false })
 	victims, sum := s.victims(func(sum uint64, n int) bool { return n > 0 && sum >= idle/relief })
 	if len(victims) == 0 {
 		if !s.helpless {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -81,6 +82,9 @@ func TestSimulation(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	if linked.Load() == 0 {
+		t.Error("nothing was linked")
+	}
 	made := uint64(0)
 	for _, why := range []Reason{ReasonRoom, ReasonTTL, ReasonPressure} {
 		made += fx.Stats().Counters.Evictions[why]
@@ -88,6 +92,33 @@ func TestSimulation(t *testing.T) {
 	if s := fx.Stats(); s.Counters.FillsCommitted == 0 || made == 0 {
 		t.Errorf("nothing happened: %+v", s)
 	}
+}
+
+var linked atomic.Int64 // fills of simulateLink
+
+// simulateLink completes a staging with the arena of another entry, if it gets one.
+func simulateLink(fx *fixture, rng *rand.Rand, e *Entry, who Caller) bool {
+	from, err := fx.Published(fmt.Sprint("e", rng.IntN(6)))
+	if err != nil {
+		return false
+	}
+	f, err := from.File(TensorsName, arenaName)
+	if err != nil {
+		return false
+	}
+	if f, err = e.Link(f, arenaName, who); err != nil {
+		return false
+	}
+	for name, data := range map[string][]byte{
+		StructureName: make([]byte, 100), ManifestName: encodedManifest(e.ID(), f.Size()),
+	} {
+		if _, h, err := e.CreateBlob(name, who); err == nil {
+			_, _ = h.WriteAt(data, 0) // where it does not fit, the commit fails
+			h.Release()
+		}
+	}
+	linked.Add(1)
+	return true
 }
 
 func simulateFill(fx *fixture, rng *rand.Rand, id string, who Caller) {
@@ -102,6 +133,12 @@ func simulateFill(fx *fixture, rng *rand.Rand, id string, who Caller) {
 	}
 	if err := e.MakeTensors(who); err != nil {
 		fx.t.Error(err)
+		return
+	}
+	if rng.IntN(3) == 0 && simulateLink(fx, rng, e, who) {
+		if fx.Commit(context.Background(), id, who, false) != nil {
+			drop()
+		}
 		return
 	}
 	f, h, err := e.CreateArena("model.safetensors", who)

@@ -24,6 +24,7 @@ type Stats struct {
 	StagingBytes  uint64
 	DrainingBytes uint64
 	PinnedBytes   uint64 // part of CachedBytes
+	SharedBytes   uint64 // how much less than the sum of the entries' sizes CachedBytes is
 	Entries       int
 	Stagings      int
 	Leases        int // on published entries
@@ -45,10 +46,14 @@ func (s *Store) Stats() Stats {
 	for _, r := range Reasons {
 		out.Counters.Evictions[r] = s.counters.Evictions[r]
 	}
+	var sum uint64
+	pinned := map[*memory]bool{}
 	for _, e := range s.entries {
 		e.allFiles(func(f *File) {
-			if e.pinned {
-				out.PinnedBytes += f.bytes
+			sum += f.mem.bytes
+			if e.pinned && !pinned[f.mem] {
+				pinned[f.mem] = true
+				out.PinnedBytes += f.mem.bytes
 			}
 			if f.kind == arena {
 				out.Leases += len(f.handles)
@@ -59,6 +64,7 @@ func (s *Store) Stats() Stats {
 			}
 		})
 	}
+	out.SharedBytes = sum - out.CachedBytes
 	return out
 }
 

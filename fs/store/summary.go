@@ -29,10 +29,10 @@ func (s *Store) Summaries() []Summary {
 	for _, e := range s.entries {
 		x := Summary{
 			Info: e.info(), ClassName: e.facts.className, ModelName: e.facts.modelName, Loader: e.facts.loader,
-			CreatedNS: e.facts.createdNS, FillSeconds: e.facts.fillSeconds, StructureBytes: e.blobs[StructureName].bytes,
+			CreatedNS: e.facts.createdNS, FillSeconds: e.facts.fillSeconds, StructureBytes: e.blobs[StructureName].mem.bytes,
 		}
 		for name, f := range e.arenas {
-			x.Arenas = append(x.Arenas, ArenaSize{Name: name, Bytes: f.bytes})
+			x.Arenas = append(x.Arenas, ArenaSize{Name: name, Bytes: f.mem.bytes})
 		}
 		slices.SortFunc(x.Arenas, func(a, b ArenaSize) int { return strings.Compare(a.Name, b.Name) })
 		out = append(out, x)

@@ -24,17 +24,17 @@ func (f *File) Truncate(size uint64) error {
 		return ErrNotFound
 	case f.entry.committing || f.busy:
 		return ErrBusy
-	case f.sized && size == f.bytes:
+	case f.sized && size == f.mem.bytes:
 		return nil
 	case f.sized:
-		return fmt.Errorf("%w: %s has %d bytes, asked for %d", ErrResize, f.name, f.bytes, size)
+		return fmt.Errorf("%w: %s has %d bytes, asked for %d", ErrResize, f.name, f.mem.bytes, size)
 	case size == 0:
 		return nil
 	}
 	if err := f.entry.claim(size, true, f.entry.id+"/"+f.name); err != nil {
 		return err
 	}
-	f.grow(int64(size))
+	f.resize(size)
 	f.busy = true
 	f.refs++
 	s.pending += size
@@ -43,7 +43,7 @@ func (f *File) Truncate(size uint64) error {
 		f.busy = false
 		s.changed.Broadcast()
 		if !f.sized {
-			f.grow(-int64(size))
+			f.resize(0)
 		}
 		f.unref()
 	}()
@@ -141,12 +141,12 @@ func (f *File) extend(size uint64) error {
 	case !f.attached:
 		return ErrNotFound
 	}
-	if size > f.bytes {
-		look := size/memoryCheckStep != f.bytes/memoryCheckStep
-		if err := f.entry.claim(size-f.bytes, look, f.entry.id+"/"+f.name); err != nil {
+	if have := f.mem.bytes; size > have {
+		look := size/memoryCheckStep != have/memoryCheckStep
+		if err := f.entry.claim(size-have, look, f.entry.id+"/"+f.name); err != nil {
 			return err
 		}
-		f.promised = size - f.bytes
+		f.promised = size - have
 		s.promised += f.promised
 	}
 	f.refs++
@@ -158,7 +158,7 @@ func (f *File) settle(size uint64) {
 	f.store.mu.Lock()
 	defer f.store.mu.Unlock()
 	f.fulfil()
-	f.grow(int64(size) - int64(f.bytes))
+	f.resize(size)
 	f.mtime = f.store.opts.Now()
 }
 

@@ -63,7 +63,10 @@ class Plan:
 
 
 def plan(name: str, regions: list[Region], indices: list[int]) -> Plan:
-    """Lay the regions out in the file ``<name>.safetensors``; indices are their numbers among all regions."""
+    """Lay the regions out in the file ``<name>.safetensors``; indices are their numbers among all regions.
+
+    Equal regions at equal residues give equal bytes, whatever else the entry holds: such arenas are stored once.
+    """
     order = sorted(range(len(regions)), key=lambda i: (regions[i].address % ALIGN, -regions[i].nbytes))
     entries: dict[str, Any] = {}
     taken: set[str] = set()
@@ -77,7 +80,7 @@ def plan(name: str, regions: list[Region], indices: list[int]) -> Plan:
         places.append((i, at))
         key = r.name
         if not key or key in taken or key == '__metadata__' or key.startswith('__pad__.'):
-            key = f'storage.{indices[i]}'
+            key = f'storage.{i}'  # by its number here: equal components of different pipelines give equal arenas
             entries[key] = {'dtype': 'U8', 'shape': [r.nbytes]}
         else:
             entries[key] = {'dtype': FORMAT_DTYPES[r.dtype][0], 'shape': list(r.shape)}

@@ -16,6 +16,7 @@ from overmind.key.lookup import LookupKey
 from overmind.manifest import Arena, Manifest, Source, encode
 from overmind.references import References
 from overmind.restore import restore
+from overmind.sharing import link_twins
 from overmind.staging import Staging, stage
 from overmind.statistics import Load
 from overmind.store import Lock, Store
@@ -166,8 +167,11 @@ class Fill:
     def _fill(self, staging: Staging, written: Written) -> Any:
         start = time.perf_counter()
         manifest = encode(written.manifest)
-        staging.reserve(sum(p.nbytes for p in written.plans) + len(written.structure) + len(manifest))
-        for plan in written.plans:
+        linked = link_twins(staging, written.plans, written)
+        plans = [p for p in written.plans if p.name not in linked]
+        self._stats.shared = sum(p.nbytes for p in written.plans if p.name in linked)
+        staging.reserve(sum(p.nbytes for p in plans) + len(written.structure) + len(manifest))
+        for plan in plans:
             with staging.arena(plan.name, plan.nbytes) as (fd, mapped):
                 self._copy(fd, plan, mapped, written)
         copied = time.perf_counter()

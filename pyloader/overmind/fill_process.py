@@ -99,7 +99,7 @@ def fill(store: Store, lock: Lock, key: LookupKey, call: Parcel, patched: bool, 
     if not done:
         _explain(answer, key)
     load.seconds.update(answer.seconds, process=time.perf_counter() - start)
-    load.nbytes = answer.nbytes
+    load.nbytes, load.shared = answer.nbytes, answer.shared
     return answer.id
 
 

@@ -167,7 +167,7 @@ def _fill(job: Job, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return _raised(e)
     finally:
         handle.release()
-    return Answer('filled', id=fill.id, seconds=load.seconds, nbytes=load.nbytes)
+    return Answer('filled', id=fill.id, seconds=load.seconds, nbytes=load.nbytes, shared=load.shared)
 
 
 def _raised(e: BaseException) -> Answer:

@@ -68,6 +68,7 @@ class Answer:
     facts: list[tuple[str, str]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     nbytes: int = 0
+    shared: int = 0
     exception: Parcel | None = None
 
 

@@ -15,7 +15,7 @@ class Load:
     ``commit`` and the checking ``map`` and ``rebuild`` of a miss, and ``process`` where a process of its own filled;
     ``load`` of a bypass. access is how arenas were reached: ``passthrough`` or ``fd`` (shared memory of
     the daemon, by its files or over its socket), ``directory`` (files of a plain directory, mapped) or ``read`` (a
-    private copy)."""
+    private copy). nbytes are the bytes of the arenas; shared is the part of them that a miss found in other entries."""
 
     loader: str
     id: str = ''
@@ -23,6 +23,7 @@ class Load:
     reason: str = ''
     access: str = ''
     nbytes: int = 0
+    shared: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
 

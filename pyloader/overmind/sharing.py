@@ -1,0 +1,73 @@
+"""Arenas that another entry has already are linked into the new one instead of written (docs/protocol.md)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from overmind.arena import Plan
+from overmind.errors import StoreError
+from overmind.logs import logger
+from overmind.staging import Staging
+
+# Read at once, in bytes: little enough to stay in the processor's cache.
+_STEP = 256 << 10
+
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def link_twins(staging: Staging, plans: list[Plan], keep: Any) -> set[str]:
+    """Link what is there already, found by size and compared byte by byte; the names of the plans that need no copy.
+
+    keep holds what the plans' pieces point to. Whatever goes wrong leaves an arena to be written.
+    """
+    linked = set()
+    try:
+        alike = staging.store.own_arenas({p.nbytes for p in plans})
+        for p in plans:
+            if _link_twin(staging, p, alike.get(p.nbytes, []), keep):
+                linked.add(p.name)
+    except (OSError, StoreError) as e:
+        logger.debug('arenas are not shared with other entries: %s', e)
+    return linked
+
+
+def _link_twin(staging: Staging, plan: Plan, alike: list[tuple[str, str]], keep: Any) -> bool:
+    compared = 0  # in vain. Arenas that differ near their end could else cost more than a copy.
+    for id, name in alike:
+        if compared >= plan.nbytes:
+            break
+        try:
+            with staging.store.published_arena(id, name) as (file, memory):
+                # The thread may be left behind in a daemon that hangs, so it has its own reference to the pieces.
+                agreed = staging.store.patiently_with(memory, functools.partial(_agreement, plan, keep))
+                if agreed == plan.nbytes:
+                    staging.link(file, plan.name)
+                    return True
+        except FileNotFoundError:
+            continue  # evicted or replaced meanwhile
+        compared += agreed
+    return False
+
+
+def _agreement(plan: Plan, _keep: Any, fd: int) -> int:
+    """How many bytes of a file agree with the plan, from its start; plan.nbytes where all do.
+
+    Padding is not compared: that it lies in the same places says the header, and nobody reads it.
+    """
+    buffer = bytearray(_STEP)
+    there = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    header = ctypes.create_string_buffer(plan.header, len(plan.header))
+    for start, address, nbytes in [(0, ctypes.addressof(header), len(plan.header)), *plan.pieces]:
+        for at, n in _steps(nbytes):
+            if os.preadv(fd, [memoryview(buffer)[:n]], start + at) != n or _memcmp(there, address + at, n):
+                return start + at
+    return plan.nbytes
+
+
+def _steps(nbytes: int) -> Iterator[tuple[int, int]]:
+    return ((at, min(_STEP, nbytes - at)) for at in range(0, nbytes, _STEP))
