@@ -57,7 +57,11 @@ func childFill(a []string) fstest.Fill {
 	if err != nil {
 		panic(err)
 	}
-	return fstest.Fill{Root: a[0], ID: a[1], Size: size, Mapped: true}
+	f := fstest.Fill{Root: a[0], ID: a[1], Size: size, Mapped: true}
+	if len(a) > 3 {
+		f.From = a[3]
+	}
+	return f
 }
 
 var childCommands = map[string]func([]string) error{
@@ -74,7 +78,7 @@ var childCommands = map[string]func([]string) error{
 	},
 	// ROOT ID SIZE
 	"fill": func(a []string) error { return childFill(a).Run() },
-	// ROOT ID SIZE: takes the lock, stages, and holds
+	// ROOT ID SIZE [FROM]: takes the lock, stages, and holds
 	"stage": func(a []string) error {
 		fd, err := unix.Open(a[0]+"/locks/"+a[1], unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o644)
 		if err != nil {

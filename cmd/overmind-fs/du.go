@@ -52,7 +52,7 @@ type usage struct {
 }
 
 type entryUsage struct {
-	ID    string      `json:"id"`
+	ID     string      `json:"id"`
 	Bytes  uint64      `json:"bytes"`
 	Shared uint64      `json:"shared,omitempty"` // part of Bytes: stored once for several entries
 	Files  []fileUsage `json:"files"`

@@ -151,6 +151,32 @@ func TestReplace(t *testing.T) {
 	n.wantExit(t, exitOK)
 }
 
+// What entries and fills share, the new daemon has once.
+func TestReplaceKeepsSharedArenas(t *testing.T) {
+	needBeneath(t)
+	d := startDaemon(t, t.TempDir())
+	a := fill(t, d.dir, "a")
+	for _, id := range []string{"b", "c"} {
+		must(t, fstest.Fill{Root: d.dir, ID: id, Size: a.Size, From: a.Entry()}.Stage())
+	}
+	b := fstest.Fill{Root: d.dir, ID: "b"}
+	must(t, b.Commit())
+	n := d.replace(t)
+	d.wantEnd(t)
+	wantShared(t, d.dir, uint64(a.Size))
+	wantRun(t, exitOK, "1 evicted, 2", "evict", "--root", d.dir, "a") // KiB: what the others do not have
+	must(t, fstest.Fill{Root: d.dir, ID: "c"}.Commit())
+	wantShared(t, d.dir, uint64(a.Size))
+	for _, id := range []string{"b", "c"} {
+		path := fstest.Arena(fstest.Fill{Root: d.dir, ID: id}.Entry())
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, fstest.Content(a.Size)) {
+			t.Errorf("%s: %d bytes, %v", id, len(got), err)
+		}
+	}
+	wantRun(t, exitOK, "", "evict", "--root", d.dir, "--all")
+	eventually(t, "all memory is let go", func() bool { return memfds(t, n.cmd.Process.Pid) == 0 })
+}
+
 // A filler that dies after the takeover leaves nothing behind, as without one.
 func TestFillerDiesAfterReplace(t *testing.T) {
 	needBeneath(t)

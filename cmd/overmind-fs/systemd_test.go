@@ -101,21 +101,26 @@ func (m *manager) take(text string, fds []int) {
 	}
 }
 
-// store keeps a descriptor, once for each name and file.
+// store keeps a descriptor. As systemd does, it drops one of an open file that it has already, whatever the name.
 func (m *manager) store(name string, fd int) {
-	f := os.NewFile(uintptr(fd), name)
-	info, err := f.Stat()
-	if err != nil {
-		m.t.Error(err)
-		return
-	}
-	for i, old := range m.files {
-		if have, err := old.Stat(); err == nil && m.names[i] == name && os.SameFile(info, have) {
-			_ = f.Close()
+	for _, old := range m.files {
+		if sameOpenFile(m.t, int(old.Fd()), fd) {
+			_ = unix.Close(fd)
 			return
 		}
 	}
-	m.names, m.files = append(m.names, name), append(m.files, f)
+	m.names, m.files = append(m.names, name), append(m.files, os.NewFile(uintptr(fd), name))
+}
+
+// sameOpenFile says whether two descriptors are duplicates; two of one file, opened twice, are not.
+func sameOpenFile(t *testing.T, a, b int) bool {
+	const kcmpFile = 0 // KCMP_FILE
+	pid := uintptr(os.Getpid())
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, pid, pid, kcmpFile, uintptr(a), uintptr(b), 0)
+	if errno != 0 {
+		t.Errorf("kcmp: %v", errno)
+	}
+	return order == 0
 }
 
 func (m *manager) stored() []string {
@@ -231,6 +236,39 @@ func TestCrashKeepsEntries(t *testing.T) {
 	wantRun(t, exitOK, "", "evict", "--root", d.dir, "--all", "--force")
 	m.await(0)
 	eventually(t, "all memory is let go", func() bool { return memfds(t, d.cmd.Process.Pid) == 0 })
+}
+
+// What entries share is shared after a crash as well.
+func TestCrashKeepsSharedArenas(t *testing.T) {
+	m := newManager(t)
+	d := m.start(t.TempDir(), nil)
+	m.awaitReady(d)
+	a := fill(t, d.dir, "a")
+	b := fstest.Fill{Root: d.dir, ID: "b", Size: a.Size, From: a.Entry()}
+	must(t, b.Run())
+	m.await(2 * perEntry)
+	d.kill(t)
+	d = m.start(d.dir, nil)
+	m.awaitReady(d)
+	wantShared(t, d.dir, uint64(a.Size))
+	wantRun(t, exitOK, "", "evict", "--root", d.dir, "a")
+	m.await(perEntry)
+	d.kill(t)
+	d = m.start(d.dir, nil)
+	m.awaitReady(d)
+	wantShared(t, d.dir, 0)
+	if got, err := os.ReadFile(fstest.Arena(b.Entry())); err != nil || !bytes.Equal(got, fstest.Content(a.Size)) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+}
+
+func wantShared(t *testing.T, dir string, want uint64) {
+	t.Helper()
+	s, err := readStatus(dir)
+	must(t, err)
+	if s.Bytes.Shared != want {
+		t.Errorf("%+v, want %d shared", s.Bytes, want)
+	}
 }
 
 // What is damaged, incomplete or foreign is refused by name; the rest is served.

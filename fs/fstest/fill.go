@@ -23,7 +23,8 @@ const StructureNbytes = 300_000
 type Fill struct {
 	Root, ID string
 	Size     int64
-	Mapped   bool // copy through a shared mapping; not for the process that serves the mount
+	Mapped   bool   // copy through a shared mapping; not for the process that serves the mount
+	From     string // another entry's folder, whose arena is linked instead of one being written
 	Change   func(*schema.Manifest)
 }
 
@@ -71,13 +72,23 @@ func (f Fill) Stage() error {
 	if err := os.Mkdir(filepath.Join(f.Staging(), "tensors"), 0o755); err != nil {
 		return err
 	}
-	if err := f.WriteArena(); err != nil {
+	if err := f.makeArena(); err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(f.Staging(), "structure.pkl"), Content(StructureNbytes), 0o644); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(f.Staging(), "manifest"), schematest.Encode(f.Manifest()), 0o644)
+}
+
+func (f Fill) makeArena() error {
+	if f.From == "" {
+		return f.WriteArena()
+	}
+	if err := unix.Link(Arena(f.From), Arena(f.Staging())); err != nil {
+		return fmt.Errorf("link arena: %w", err)
+	}
+	return nil
 }
 
 // WriteArena creates, sizes, writes and closes the arena.

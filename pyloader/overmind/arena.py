@@ -7,6 +7,7 @@ entry stands where the next residue differs.
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,7 @@ class Region:
     address: int
     nbytes: int
     component: str
+    order: int = 0  # of its first storage in the structure: unlike the address, the same in every process
     name: str = ''
     dtype: str = ''
     shape: tuple[int, ...] = ()
@@ -67,7 +69,9 @@ def plan(name: str, regions: list[Region], indices: list[int]) -> Plan:
 
     Equal regions at equal residues give equal bytes, whatever else the entry holds: such arenas are stored once.
     """
-    order = sorted(range(len(regions)), key=lambda i: (regions[i].address % ALIGN, -regions[i].nbytes))
+    order = sorted(
+        range(len(regions)), key=lambda i: (regions[i].address % ALIGN, -regions[i].nbytes, regions[i].order)
+    )
     entries: dict[str, Any] = {}
     taken: set[str] = set()
     at, pads, places = 0, 0, []
@@ -80,7 +84,8 @@ def plan(name: str, regions: list[Region], indices: list[int]) -> Plan:
         places.append((i, at))
         key = r.name
         if not key or key in taken or key == '__metadata__' or key.startswith('__pad__.'):
-            key = f'storage.{i}'  # by its number here: equal components of different pipelines give equal arenas
+            numbered = (f'storage.{n}' for n in itertools.count(len(places) - 1))
+            key = next(k for k in numbered if k not in taken)
             entries[key] = {'dtype': 'U8', 'shape': [r.nbytes]}
         else:
             entries[key] = {'dtype': FORMAT_DTYPES[r.dtype][0], 'shape': list(r.shape)}
@@ -88,7 +93,8 @@ def plan(name: str, regions: list[Region], indices: list[int]) -> Plan:
         entries[key]['data_offsets'] = [at, at + r.nbytes]
         r.name = key
         at += r.nbytes
-    aliases = {a: r.name for r in regions for a in r.aliases if a != r.name}
+    ordered = [regions[i] for i in order]
+    aliases = {a: r.name for r in ordered for a in r.aliases if a != r.name}
     metadata = {'format': 'pt', 'overmind.aliases': json.dumps(aliases)}
     text = json.dumps({'__metadata__': metadata, **entries}, separators=(',', ':')).encode()
     start = -(-(8 + len(text)) // PAGE) * PAGE

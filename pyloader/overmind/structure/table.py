@@ -76,9 +76,9 @@ class Table:
         for start, end, i in spans:
             last = regions[-1] if regions else None
             if last is None or start >= last.address + last.nbytes:
-                regions.append(Region(start, end - start, ''))
+                regions.append(Region(start, end - start, '', i))
             else:
-                last.nbytes = max(last.nbytes, end - last.address)
+                last.nbytes, last.order = max(last.nbytes, end - last.address), min(last.order, i)
             places[i] = (len(regions) - 1, start - regions[-1].address)
         self._describe(regions, places)
         return regions, places, host
