@@ -89,3 +89,24 @@ def test_overlapping_storages_share_their_memory() -> None:
     x[200] = 7
     assert y[72] == 7
     del buffer
+
+
+def test_equal_components_give_equal_arenas() -> None:
+    """Wherever their storages lie, and whatever else is in the entry."""
+
+    def part(slots: list[int]) -> nn.Module:
+        memory = torch.UntypedStorage(1024 * len(slots))
+        module = nn.Module()
+        for n, slot in enumerate(slots):
+            storage = memory[1024 * slot : 1024 * (slot + 1)]
+            t = torch.empty(0).set_(storage, 0, (16, 16), (1, 16) if n % 3 else (16, 1)).fill_(n)
+            module.register_buffer(f'x{n}', t)
+            module.register_buffer(f'y{n}', t)
+        return module
+
+    files = [*write(part([0, 1, 2, 3, 4, 5]))[2], *write([torch.arange(5.0), part([5, 3, 1, 0, 2, 4])])[2]]
+    contents = [os.pread(fd, 1 << 20, 0) for fd in files]
+    for fd in files:
+        os.close(fd)
+    # The list has one arena, in which its own tensor comes last.
+    assert contents[0][4096:] == contents[1][4096 : 4096 + 6 * 1024]

@@ -51,7 +51,7 @@ _UNTOLD = frozenset({
     '__dict__', '__weakref__', '__doc__', '__module__', '__qualname__', '__firstlineno__', '__static_attributes__',
     '__annotations__', '__annotate__', '__annotate_func__', '__annotations_cache__', '__conditional_annotations__',
     '__classdictcell__', '_abc_impl', '__parameters__', '__orig_bases__', '__dataclass_fields__',
-    '__dataclass_params__', '__match_args__', '__type_params__', '__subclasshook__',
+    '__dataclass_params__', '__match_args__', '__type_params__', '__subclasshook__', '__slotnames__',
 })  # fmt: skip
 _ENUM_UNTOLD = frozenset({'_member_map_', '_member_names_', '_value2member_map_', '_unhashable_values_', '__new__',
                           '_hashable_values_', '_unhashable_values_map_', '_generate_next_value_'})  # fmt: skip

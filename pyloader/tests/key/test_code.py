@@ -1,5 +1,6 @@
 """A user's function: what it does counts, where and how it is written does not."""
 
+import copy
 import importlib
 import sys
 import textwrap
@@ -217,6 +218,14 @@ def test_running_does_not_change_it(write):
     from overmind.key import bytecode
 
     bytecode._statics.clear()
+    assert fingerprint(user_code.make).digest == digest
+
+
+def test_copying_an_instance_does_not_change_it(write):
+    digest = write('class Thing:\n    pass\ndef make(): return Thing()').digest
+    import user_code
+
+    copy.copy(user_code.make())  # leaves __slotnames__ in the class, as pickling does
     assert fingerprint(user_code.make).digest == digest
 
 
