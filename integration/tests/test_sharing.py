@@ -62,7 +62,7 @@ def test_equal_components_are_stored_once(
         assert result['outputs'] == uncached['outputs']
         # The process that filled maps the shared memory as well.
         if way == 'fd':
-            assert result['memfds'] == {'vae': 1, 'text_encoder': 1, 'unet': 2}
+            assert result['memfds'] == {'vae': 1, 'text_encoder': 1, 'model': 1, 'unet': 2}
     assert uncached['outputs'][0]['unet'] != uncached['outputs'][1]['unet']
     assert (filled['stats']['misses'], hit['stats']['hits']) == (2, 2)
 
