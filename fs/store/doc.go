@@ -10,6 +10,9 @@
 // count as draining. An open handle on an arena of a published entry is a lease: an entry with a lease is never
 // evicted to make room.
 //
+// Arenas of several entries may have one memory (Link). Its bytes count once, as cached while an entry has them, and stay
+// until the last file on it has gone.
+//
 // Another daemon can take the entries over: Freeze, Records and Borrow here, NewAdoption and Adopt there, then Supersede
 // here. A Keeper is told what should outlive a crash.
 //
