@@ -69,6 +69,10 @@ class SharedMemory:
         if self._folder is not None:
             (self._folder / 'cgroup.procs').write_text(str(pid))
 
+    @property
+    def is_known(self) -> bool:
+        return self._folder is not None
+
     def nbytes(self) -> int:
         if self._folder is None:
             return 0
