@@ -66,8 +66,13 @@ class SharedMemory:
                 folder.rmdir()
 
     def watch(self, pid: int) -> None:
-        if self._folder is not None:
+        if self._folder is None:
+            return
+        try:
             (self._folder / 'cgroup.procs').write_text(str(pid))
+        except OSError:
+            self._folder.rmdir()
+            self._folder = None
 
     @property
     def is_known(self) -> bool:
