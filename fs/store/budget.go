@@ -52,7 +52,9 @@ func (s *Store) reserve(n uint64, look bool, what string) error {
 // as it comes. It replaces an earlier reservation.
 func (e *Entry) Reserve(n uint64, c Caller) error {
 	s := e.store
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return err
+	}
 	defer s.mu.Unlock()
 	switch {
 	case e.state != Staging:
