@@ -19,7 +19,7 @@ func (fx *fixture) copies(id string) (schema.EntryRecord, []Passed) {
 		if r.ID != id {
 			continue
 		}
-		files, release := fx.Borrow(r.Serial)
+		files, release := fx.Borrow(r)
 		defer release()
 		for i := range files {
 			fd, err := unix.FcntlInt(uintptr(files[i].FD), unix.F_DUPFD_CLOEXEC, 0)
