@@ -110,6 +110,16 @@ func TestFlagsMayFollowArguments(t *testing.T) {
 	}
 }
 
+// The kernel escapes what would break the lines of mountinfo.
+func TestOddMountPoint(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "- a\tb\nc\\040,#%s")
+	must(t, os.Mkdir(dir, 0o755))
+	d := startDaemon(t, dir)
+	wantRun(t, exitFailure, "mounted there already", "mount", d.dir)
+	wantRun(t, exitOK, "", "umount", d.dir)
+	d.wantExit(t, exitOK)
+}
+
 // Without passthrough too, where the daemon serves what is open.
 func TestSignalsWithOpenFiles(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
