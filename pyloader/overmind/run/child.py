@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import gc
 import os
 import resource
 import signal
@@ -162,6 +163,7 @@ def _note_imports(path: str, known: frozenset[str], program: int) -> None:
     """At the end of the program. It must neither be heard nor change how the program ends."""
     if os.getpid() != program:
         return
+    gc.unfreeze()  # what the interpreter takes apart at its end is all there
     with contextlib.suppress(Exception):
         found = learnt.third_party(known)
         if found:

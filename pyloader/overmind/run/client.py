@@ -7,13 +7,13 @@ import os
 import signal
 import socket
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from overmind.run import identity, messages
 from overmind.run.folders import NoFolder, runtime, state
 from overmind.run.options import Call, why_plain
 from overmind.run.relay import Relay, Terminal
-from overmind.run.starter import Launch, obtain, which
+from overmind.run.starter import Launch, obtain
 
 _MOST_TRIES = 3
 _DEFAULT_MOST = 4
@@ -109,20 +109,19 @@ def _run_warm(call: Call, inherited: list[int]) -> NoReturn:
             raise Unserved(f'no warm parent could be started: {e}') from e
         if connection is None:
             continue
-        here = which(launch.place)
         answer = _ask(relay, connection, request, inherited)
         if answer is not None and answer[0] == 'started':
             relay.run()
         if answer is not None and answer[0] == 'refused':
             raise Unserved(answer[1])
         connection.close()
-        stale = here if answer is not None else None
+        stale = answer[2] if answer is not None else None
     raise Unserved(f'the warm parent does not start; see {launch.place.path("errors")}')
 
 
 def _ask(
     relay: Relay, connection: socket.socket, request: messages.Request, inherited: list[int]
-) -> tuple[object, ...] | None:
+) -> tuple[Any, ...] | None:
     terminal = Terminal() if _has_terminal() else None
     request.terminal = terminal is not None
     fds = list(inherited)

@@ -88,11 +88,11 @@ class Place:
         listening.listen(128)
         return listening
 
-    def connect(self) -> socket.socket | None:
+    def connect(self, name: str = 'socket') -> socket.socket | None:
         """A connection to the parent, also while it still imports; None if there is none."""
         connection = _socket()
         try:
-            with _short(self.folder, 'socket') as address:
+            with _short(self.folder, name) as address:
                 connection.connect(address)
             if credentials(connection)[1] == os.geteuid():
                 return connection

@@ -40,7 +40,7 @@ def keep(connection: socket.socket, parent: Parent) -> Start:
         if changed is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(parent.pid, signal.SIGTERM)
-            messages.send(connection, 'stale', changed)
+            messages.send(connection, 'stale', changed, parent.pid)
             os._exit(0)
         why = _why_not(request, parent)
         if why is not None:
@@ -175,6 +175,9 @@ def _learn(parent: Parent, pid: int) -> None:
     launch.warming = os.open(launch.place.path('warming'), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not starter.lock_now(launch.warming):
         return  # a successor is on its way
-    with launch.place.listen(starter.SUCCESSOR) as listening:
-        launch.listening, launch.replaces, launch.starts = listening.fileno(), parent.pid, 0
-        starter.start(launch)
+    with launch.place.locked():
+        if starter.serving(launch.place) != parent.pid:
+            return  # the parent was stopped or replaced
+        with launch.place.listen(starter.SUCCESSOR) as listening:
+            launch.listening, launch.replaces, launch.starts = listening.fileno(), parent.pid, 0
+            starter.start(launch)

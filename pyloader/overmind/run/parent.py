@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import marshal
 import os
@@ -47,6 +46,7 @@ def serve(launch_fd: int) -> bool:
             os.set_inheritable(fd, False)
     listening = socket.socket(fileno=launch.listening)
     listening.listen(128)  # once more, so that the kernel names this process to those who connect
+    os.close(launch.up)
     _restore_environment(launch)
     reads = Reads()
     reads.start()
@@ -98,7 +98,8 @@ def _warm(launch: starter.Launch, reads: Reads, before: frozenset[str]) -> Paren
     reads.stop()
     sites = site_folders(sys.path)
     own = own_folders(library_folders())
-    watch = made_of(reads, tuple(os.path.join(path, '') for path in own), sites)
+    ours = [*own, launch.folder, os.path.dirname(launch.learnt)]
+    watch = made_of(reads, tuple(os.path.join(path, '') for path in ours), sites)
     known = frozenset(sys.modules) | frozenset(learnt.modules)
     said = (_said(1), _said(2))
     streams = (sys.stdin, sys.stdout, sys.stderr)
@@ -134,11 +135,12 @@ def _take_over(launch: starter.Launch) -> None:
     """The name of the socket, from the parent that served while this one was importing."""
     place = launch.place
     with place.locked():
+        if starter.serving(place) != launch.replaces:
+            os._exit(0)  # that was stopped or replaced meanwhile
+        os.kill(launch.replaces, signal.SIGTERM)  # first, so that whenever this process is killed, only one is left
         os.replace(place.path(starter.SUCCESSOR), place.path(starter.SOCKET))
     os.close(launch.warming)
     launch.warming = -1
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(launch.replaces, signal.SIGTERM)
 
 
 def _detach() -> None:
@@ -151,11 +153,11 @@ def _detach() -> None:
 
 def _loop(parent: Parent, listening: socket.socket) -> keeper.Start:
     """Fork a keeper for each caller until nobody has come for a while. Returns in a child of a keeper."""
-    idle, mine = parent.launch.idle_seconds, starter.which(parent.launch.place)
+    idle = parent.launch.idle_seconds
     while True:
         readable, _, _ = select.select([listening], [], [], idle)
         if not readable:
-            _end(parent.launch.place, listening, mine)
+            _end(parent.launch.place, listening)
             continue
         connection, _ = listening.accept()
         if credentials(connection)[1] == os.geteuid():
@@ -166,12 +168,12 @@ def _loop(parent: Parent, listening: socket.socket) -> keeper.Start:
         connection.close()
 
 
-def _end(place: Place, listening: socket.socket, mine: tuple[int, int] | None) -> None:
+def _end(place: Place, listening: socket.socket) -> None:
     """Go, if nobody connects while the name of the socket is taken away."""
     with place.locked():
         readable, _, _ = select.select([listening], [], [], 0)
         if readable:
             return
-        if starter.which(place) == mine:
+        if starter.serving(place) == os.getpid():
             os.unlink(place.path(starter.SOCKET))
     os._exit(0)

@@ -39,12 +39,7 @@ def stop_all() -> int:
     count = 0
     for place in _places():
         with place.locked():
-            connection = place.connect()
-            if connection is not None:
-                with connection:
-                    starter.stop(connection)
-                    os.unlink(place.path(starter.SOCKET))
-                    count += 1
+            count += sum(starter.stop(place, name) for name in (starter.SOCKET, starter.SUCCESSOR))
     print(f'{count} ended')
     return 0
 

@@ -8,7 +8,6 @@ import marshal
 import os
 import signal
 import socket
-import stat
 from dataclasses import asdict, dataclass
 
 from overmind.run.folders import Place, credentials, places
@@ -32,6 +31,7 @@ class Launch:
     idle_seconds: float
     listening: int = -1
     warming: int = -1  # the lock of a successor, held until it has taken over
+    up: int = -1  # the end of a pipe, closed when the parent itself has called listen()
     replaces: int = 0  # the process that a successor takes over from
     starts: int = 0  # how many times it has been started to leave something out
 
@@ -46,22 +46,21 @@ class Launch:
         return Place(self.folder)
 
 
-def obtain(launch: Launch, most: int, stale: tuple[int, int] | None) -> socket.socket | None:
+def obtain(launch: Launch, most: int, stale: int | None) -> socket.socket | None:
     """A connection to the warm parent, which is started where there is none. It answers when it has its imports.
 
-    ``stale`` is the socket (device and inode) of a parent that is not to be used any more.
+    ``stale`` is the process of a parent that is not to be used any more.
     """
     place = launch.place
     if stale is None:
         connection = place.connect()
         if connection is not None:
-            os.utime(place.path(SOCKET))
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(place.path(SOCKET))
             return connection
     with place.locked():
-        if stale is not None and which(place) == stale:
-            os.unlink(place.path(SOCKET))
         connection = place.connect()
-        if connection is None:
+        if connection is None or credentials(connection)[0] == stale:
             _make_room(place, most)
             with place.listen(SOCKET) as listening:
                 launch.listening = listening.fileno()
@@ -70,13 +69,13 @@ def obtain(launch: Launch, most: int, stale: tuple[int, int] | None) -> socket.s
     return connection
 
 
-def which(place: Place) -> tuple[int, int] | None:
-    """The socket that stands in a folder now."""
-    try:
-        info = os.lstat(place.path(SOCKET))
-    except FileNotFoundError:
+def serving(place: Place) -> int | None:
+    """The process that listens in a folder now."""
+    connection = place.connect()
+    if connection is None:
         return None
-    return (info.st_dev, info.st_ino) if stat.S_ISSOCK(info.st_mode) else None
+    with connection:
+        return credentials(connection)[0]
 
 
 def lock_now(fd: int) -> bool:
@@ -93,21 +92,30 @@ def _make_room(place: Place, most: int) -> None:
     others = 0
     for other in places():
         if other.folder != place.folder and (connection := other.connect()) is not None:
-            with connection:
-                others += 1
-                if others >= most:
-                    stop(connection)
+            connection.close()
+            others += 1
+            if others >= most:
+                for name in (SOCKET, SUCCESSOR):
+                    stop(other, name)
 
 
-def stop(connection: socket.socket) -> None:
-    """End a parent. The programs that it started go on."""
-    pid, _ = credentials(connection)
-    if pid != os.getpid():
-        os.kill(pid, signal.SIGTERM)
+def stop(place: Place, name: str) -> bool:
+    """End the parent that listens there, and say whether there was one. The programs that it started go on."""
+    connection = place.connect(name)
+    if connection is None:
+        return False
+    with connection:
+        pid, _ = credentials(connection)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(place.path(name))
+    return True
 
 
 def start(launch: Launch) -> None:
-    """Run a parent in a session of its own, as no child of this process."""
+    """Run a parent in a session of its own, as no child of this process. Returns when its socket names it."""
+    reading, launch.up = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
@@ -116,6 +124,9 @@ def start(launch: Launch) -> None:
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
+    os.close(launch.up)
+    os.read(reading, 1)
+    os.close(reading)
 
 
 def _spawn(launch: Launch) -> None:
@@ -130,7 +141,7 @@ def _spawn(launch: Launch) -> None:
     environment['OVERMIND_RUN_BOOT'] = f'{launch.root}\n{boot}\n{passed}'
     for fd in map(int, os.listdir('/proc/self/fd')):
         with contextlib.suppress(OSError):  # the listing's own
-            os.set_inheritable(fd, fd in (passed, launch.listening, launch.warming))
+            os.set_inheritable(fd, fd in (passed, launch.listening, launch.warming, launch.up))
     os.chdir(launch.cwd)
     output = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     os.posix_spawn(

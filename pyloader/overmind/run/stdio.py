@@ -31,10 +31,11 @@ def _is_open(fd: int) -> bool:
 def _reopen(stream: Any, fd: int, name: str, unbuffered: bool) -> None:
     buffer: Any = stream.buffer
     mode = 'rb' if fd == 0 else 'wb'
-    raw: Any = buffer if isinstance(buffer, io.RawIOBase) else buffer.raw
-    raw.__init__(fd, mode, closefd=False)
+    raw: Any = io.FileIO(fd, mode, closefd=False)  # a new one: it remembers whether its file can seek
     terminal = raw.isatty()
-    if buffer is not raw:
+    if isinstance(buffer, io.RawIOBase):
+        buffer = raw
+    else:
         size = os.fstat(fd).st_blksize
         buffer.__init__(raw, size if size > 1 else io.DEFAULT_BUFFER_SIZE)
     raw.name = name

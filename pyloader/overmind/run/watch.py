@@ -65,7 +65,7 @@ def _look(path: str) -> _Look:
 
 
 def made_of(reads: Reads, own: tuple[str, ...], sites: list[str]) -> Watch:
-    """What this process consists of. ``own`` are folders of the user's code, which no parent keeps."""
+    """What this process consists of. ``own`` are folders of the user's code and of our state, which no parent keeps."""
     watch = Watch()
     for folder in sites:
         watch.add(folder)
