@@ -123,7 +123,7 @@ def _ask(
     relay: Relay, connection: socket.socket, request: messages.Request, inherited: list[int]
 ) -> tuple[Any, ...] | None:
     terminal = Terminal() if _has_terminal() else None
-    request.terminal = terminal is not None
+    request = request._replace(terminal=terminal is not None)
     fds = list(inherited)
     if terminal is not None:
         fds = [terminal.slave if _is_terminal(fd) else fd for fd in inherited]

@@ -9,7 +9,7 @@ import socket
 import stat
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class NoFolder(Exception):
@@ -59,8 +59,7 @@ def _why_not_private(folder: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """The folder of one warm parent."""
 
     folder: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sys
+from _blake2 import blake2b  # hashlib would load OpenSSL
 from collections.abc import Mapping, Sequence
 
 # They describe the terminal and the session that a call comes from; a child gets the caller's. No library reads them
@@ -92,4 +92,4 @@ def program(words: Sequence[str], folder: str) -> str:
 
 def _hash(parts: Sequence[str]) -> str:
     text = '\0'.join(parts).encode('utf-8', 'surrogateescape')
-    return hashlib.blake2b(text, digest_size=8).hexdigest()
+    return blake2b(text, digest_size=8).hexdigest()

@@ -172,12 +172,11 @@ def _learn(parent: Parent, pid: int) -> None:
     Learnt(launch.learnt).add(found.modules)
     if not found.wanted:
         return
-    launch.warming = os.open(launch.place.path('warming'), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if not starter.lock_now(launch.warming):
+    warming = os.open(launch.place.path('warming'), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not starter.lock_now(warming):
         return  # a successor is on its way
     with launch.place.locked():
         if starter.serving(launch.place) != parent.pid:
             return  # the parent was stopped or replaced
         with launch.place.listen(starter.SUCCESSOR) as listening:
-            launch.listening, launch.replaces, launch.starts = listening.fileno(), parent.pid, 0
-            starter.start(launch)
+            starter.start(launch._replace(listening=listening.fileno(), warming=warming, replaces=parent.pid, starts=0))

@@ -7,15 +7,13 @@ import marshal
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _MOST_FDS = 253  # of one packet; the kernel's limit
 _PACKET = 1 << 16
 
 
-@dataclass
-class Request:
+class Request(NamedTuple):
     """The caller's side of a process. Everything that a forked child can take over."""
 
     program: list[str]
@@ -38,7 +36,7 @@ def send_request(connection: socket.socket, request: Request, fds: Sequence[int]
     folder = os.open('.', os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with open(body, 'wb', closefd=False) as file:
-            marshal.dump(asdict(request), file)
+            marshal.dump(request._asdict(), file)
         passed = array.array('i', [body, folder, *fds])
         connection.sendmsg([b'run'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)])
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _WITH_VALUE = 'WX'
 _ENDING = 'cm'
@@ -43,56 +43,50 @@ _UNSERVED_VARIABLES = (
 )
 
 
-@dataclass
-class Call:
+class Call(NamedTuple):
     """What was asked for: ``python [options] program [arguments]``."""
 
-    options: list[str] = field(default_factory=list)
-    program: list[str] = field(default_factory=list)  # [file], ['-m', module], or empty
-    arguments: list[str] = field(default_factory=list)
-    letters: list[tuple[str, str]] = field(default_factory=list)  # each option with its value
+    options: list[str]
+    program: list[str]  # [file], ['-m', module], or empty
+    arguments: list[str]
+    letters: list[tuple[str, str]]  # each option with its value
 
     @property
     def words(self) -> list[str]:
         return [*self.options, *self.program, *self.arguments]
 
-    @property
-    def title(self) -> str:
-        return ' '.join([*self.options, *self.program])
-
 
 def parse(words: Sequence[str]) -> Call:
     """Split as Python does it. What Python would not understand is for Python to refuse."""
-    call, rest = Call(), list(words)
+    options: list[str] = []
+    letters: list[tuple[str, str]] = []
+    rest = list(words)
     while rest and rest[0].startswith('-') and rest[0] not in ('-', '--'):
         word = rest.pop(0)
         if word.startswith('--'):
-            call.options.append(word)
-            call.letters.append((word, ''))
+            options.append(word)
+            letters.append((word, ''))
             continue
         for at, letter in enumerate(word[1:], 2):
             if letter in _ENDING:
                 value = word[at:] or (rest.pop(0) if rest else '')
                 if word[1 : at - 1]:
-                    call.options.append('-' + word[1 : at - 1])
-                call.letters.append((letter, value))
-                call.program, call.arguments = ['-' + letter, value], rest
-                return call
+                    options.append('-' + word[1 : at - 1])
+                return Call(options, ['-' + letter, value], rest, [*letters, (letter, value)])
             if letter in _WITH_VALUE:
                 value = word[at:]
-                call.options.append(word)
+                options.append(word)
                 if not value and rest:
                     value = rest.pop(0)
-                    call.options.append(value)
-                call.letters.append((letter, value))
+                    options.append(value)
+                letters.append((letter, value))
                 break
-            call.letters.append((letter, ''))
+            letters.append((letter, ''))
         else:
-            call.options.append(word)
+            options.append(word)
     if rest and rest[0] == '--':
-        call.options.append(rest.pop(0))
-    call.program, call.arguments = rest[:1], rest[1:]
-    return call
+        options.append(rest.pop(0))
+    return Call(options, rest[:1], rest[1:], letters)
 
 
 def why_plain(call: Call, environment: Mapping[str, str]) -> str | None:

@@ -89,8 +89,7 @@ def _warm(launch: starter.Launch, reads: Reads, before: frozenset[str]) -> Paren
         learnt.modules.clear()
     preloaded = preload(learnt, launch.folder, before)
     if preloaded.again:
-        launch.starts += 1
-        starter.start(launch)
+        starter.start(launch._replace(starts=launch.starts + 1))
         os._exit(0)
     gc.enable()
     if launch.program[0] != '-m':
@@ -140,7 +139,6 @@ def _take_over(launch: starter.Launch) -> None:
         os.kill(launch.replaces, signal.SIGTERM)  # first, so that whenever this process is killed, only one is left
         os.replace(place.path(starter.SUCCESSOR), place.path(starter.SOCKET))
     os.close(launch.warming)
-    launch.warming = -1
 
 
 def _detach() -> None:

@@ -8,7 +8,7 @@ import marshal
 import os
 import signal
 import socket
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from overmind.run.folders import Place, credentials, places
 
@@ -16,8 +16,7 @@ SOCKET = 'socket'
 SUCCESSOR = 'successor'
 
 
-@dataclass
-class Launch:
+class Launch(NamedTuple):
     """All that a warm parent is told when it starts."""
 
     python: str
@@ -63,8 +62,7 @@ def obtain(launch: Launch, most: int, stale: int | None) -> socket.socket | None
         if connection is None or credentials(connection)[0] == stale:
             _make_room(place, most)
             with place.listen(SOCKET) as listening:
-                launch.listening = listening.fileno()
-                start(launch)
+                start(launch._replace(listening=listening.fileno()))
             connection = place.connect()
     return connection
 
@@ -115,16 +113,16 @@ def stop(place: Place, name: str) -> bool:
 
 def start(launch: Launch) -> None:
     """Run a parent in a session of its own, as no child of this process. Returns when its socket names it."""
-    reading, launch.up = os.pipe()
+    reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.setsid()
-            _spawn(launch)
+            _spawn(launch._replace(up=writing))
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    os.close(launch.up)
+    os.close(writing)
     os.read(reading, 1)
     os.close(reading)
 
@@ -134,7 +132,7 @@ def _spawn(launch: Launch) -> None:
     boot = os.path.join(os.path.dirname(__file__), 'boot')
     passed = os.memfd_create('overmind-run', 0)
     with open(passed, 'wb', closefd=False) as file:
-        marshal.dump(asdict(launch), file)
+        marshal.dump(launch._asdict(), file)
     environment = dict(launch.environment)
     path = environment.get('PYTHONPATH')
     environment['PYTHONPATH'] = f'{boot}{os.pathsep}{path}' if path else boot

@@ -69,6 +69,23 @@ class Bench:
         """The words of each line of --list."""
         return [line.split() for line in self.warm('--list').stdout.decode().splitlines()[1:]]
 
+    def warm_up(self, *words: str, modules: int = 2) -> None:
+        """Run until the modules that the program imports are imported in advance."""
+        assert self.warm(*words).returncode is not None
+        self.wait_for(lambda: any(line[3] == str(modules) for line in self.listed()))
+
+    def parent(self) -> int:
+        """The process of the only warm parent."""
+        [line] = self.listed()
+        return int(line[0])
+
+    def start(self, *words: str, **more: Any) -> subprocess.Popen[bytes]:
+        """A run in the background; its pipes are unbuffered."""
+        extra = more.pop('env', {})
+        pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, **more}
+        env = {**self.environment, **extra}
+        return subprocess.Popen([*WARM, *words], cwd=self.work, env=env, bufsize=0, **pipes)
+
     def wait_for(self, condition: Callable[[], bool]) -> None:
         until = time.monotonic() + SECONDS
         while not condition():
