@@ -74,6 +74,8 @@ class Setup:
 
     def _take_descriptors(self) -> None:
         """The passed ones under their numbers, with nothing of ours beside them."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # until the caller's, who may be above it already
         above = max([2, *self._request.numbers]) + 1
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in self._fds]
         moved = socket.socket(fileno=fcntl.fcntl(self._connection.fileno(), fcntl.F_DUPFD_CLOEXEC, above))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import NoReturn
 
@@ -54,8 +53,8 @@ def _run(words: list[str]) -> NoReturn:
     try:
         run(parse(words))
     except KeyboardInterrupt:
+        import signal
+
         from overmind.run.relay import end_as
 
-        end_as(2)
-    finally:
-        os._exit(1)
+        end_as(signal.SIGINT)

@@ -44,6 +44,8 @@ class Relay:
         self._connection, self._terminal = connection, terminal
         while True:
             ready, _, _ = select.select([connection.fileno(), self._woken], [], [])
+            if connection.fileno() in ready:  # first: a signal may be meant for the program that has just started
+                return messages.receive(connection)
             self._clear()
             while self._signals:
                 number = self._signals.pop(0)
@@ -51,8 +53,6 @@ class Relay:
                     os.kill(os.getpid(), signal.SIGSTOP)
                 elif number not in (signal.SIGCONT, signal.SIGWINCH):
                     end_as(number)
-            if connection.fileno() in ready:
-                return messages.receive(connection)
 
     def _clear(self) -> None:
         with contextlib.suppress(BlockingIOError):

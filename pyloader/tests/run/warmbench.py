@@ -110,7 +110,7 @@ class Bench:
 def interpreter() -> str:
     from overmind.run.identity import interpreter as beside
 
-    return beside()
+    return os.path.normpath(beside())
 
 
 def output(done: subprocess.CompletedProcess[bytes]) -> tuple[int, str, str]:
