@@ -13,7 +13,7 @@ from typing import Any
 
 PACKAGE = pathlib.Path(__file__).parents[2]
 WARM = [sys.executable, '-m', 'overmind.run']
-SECONDS = 20  # for anything that only takes long when something is wrong
+SECONDS = 120  # for anything that only takes long when something is wrong
 
 _LIBRARY = """
 import random
