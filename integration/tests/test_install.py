@@ -83,5 +83,13 @@ def test_an_installed_loader_starts_its_own_daemon_once(installed: dict[str, str
         results.append(json.loads(out.splitlines()[-1]))
     assert sorted(r[:2] for r in results) == [[0, 1], [1, 0], [1, 0], [1, 0]]
     assert all(str(tmp_path / 'env') in r[2] and str(tmp_path / 'env') in r[3] for r in results)
+    script = tmp_path / 'app.py'
+    script.write_text('import sys, overmind.api\nprint(sys.argv[1:])')
+    warm = {**installed, 'XDG_STATE_HOME': str(tmp_path / 'state')}
+    for words, output in ((['app.py', 'x'], "['x']\n"), (['app.py', 'y'], "['y']\n"), (['--stop'], '1 ended\n')):
+        run = subprocess.run(
+            [tmp_path / 'env/bin/overmind', 'run', *words], env=warm, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert (run.stdout, run.stderr, run.returncode) == (output, '', 0)
     mounts = [m for m in Path('/proc/self/mountinfo').read_text().splitlines() if str(tmp_path) in m]
     assert len(mounts) == 1

@@ -39,12 +39,14 @@ class Setup:
         connection: socket.socket,
         parent: Parent,
         dispositions: dict[int, object],
+        go: int,
     ) -> None:
         self._request = request
         self._fds = fds
         self._connection = connection
         self._parent = parent
         self._dispositions = dispositions
+        self._go = go  # the keeper writes to it when this parent may serve
         self._keeper = os.getpid()
 
     def lead_terminal(self) -> None:
@@ -61,6 +63,9 @@ class Setup:
             self._take_signals()
             self._refresh_libraries()
             self._take_words()
+            if not os.read(self._go, 1):
+                os._exit(1)
+            os.close(self._go)
         except BaseException as e:
             messages.send(self._connection, 'refused', str(e) if isinstance(e, CannotServe) else repr(e))
             os._exit(1)
@@ -81,6 +86,9 @@ class Setup:
         moved = socket.socket(fileno=fcntl.fcntl(self._connection.fileno(), fcntl.F_DUPFD_CLOEXEC, above))
         self._connection.close()
         self._connection = moved
+        go = fcntl.fcntl(self._go, fcntl.F_DUPFD_CLOEXEC, above)
+        os.close(self._go)
+        self._go = go
         for fd in (0, 1, 2, *self._fds):
             os.close(fd)
         for fd, number in zip(high, self._request.numbers, strict=True):

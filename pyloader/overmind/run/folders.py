@@ -104,7 +104,8 @@ class Place(NamedTuple):
 def places() -> list[Place]:
     """The folders of all parents of this user, those used last first. A folder need not have a parent."""
     base = runtime()
-    found = [Place(os.path.join(base, name)) for name in os.listdir(base)]
+    with os.scandir(base) as entries:
+        found = [Place(entry.path) for entry in entries if entry.is_dir()]
     return sorted(found, key=_used, reverse=True)
 
 

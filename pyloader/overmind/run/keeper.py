@@ -36,18 +36,9 @@ def keep(connection: socket.socket, parent: Parent) -> Start:
         request, folder, fds = messages.receive_request(connection)
         os.fchdir(folder)
         os.close(folder)
-        changed = parent.watch.changed()
-        if changed is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(parent.pid, signal.SIGTERM)
-            messages.send(connection, 'stale', changed, parent.pid)
-            os._exit(0)
-        why = _why_not(request, parent)
-        if why is not None:
-            messages.send(connection, 'refused', why)
-            os._exit(0)
         os.setsid()
-        setup = Setup(request, fds, connection, parent, dispositions=_dispositions())
+        go, going = os.pipe()
+        setup = Setup(request, fds, connection, parent, dispositions=_dispositions(), go=go)
         woken, waker = os.pipe()
         os.set_blocking(waker, False)
         os.set_blocking(woken, False)
@@ -59,11 +50,15 @@ def keep(connection: socket.socket, parent: Parent) -> Start:
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            os.close(woken)
-            os.close(waker)
+            for fd in (woken, waker, going):
+                os.close(fd)
             return setup.apply
-        for fd in fds:
+        for fd in (*fds, go):
             os.close(fd)
+        _check(connection, parent, request)  # while the child prepares itself
+        with contextlib.suppress(BrokenPipeError):  # the child could not, and has said so
+            os.write(going, b'1')
+        os.close(going)
         _Keeper(connection, pid, woken, request.terminal).run()
         _learn(parent, pid)
         os._exit(0)
@@ -90,6 +85,22 @@ def _dispositions() -> dict[int, object]:
             found[int(number)] = signal.getsignal(number)
     found[signal.SIGCHLD] = signal.SIG_DFL
     return found
+
+
+def _check(connection: socket.socket, parent: Parent, request: messages.Request) -> None:
+    """Whether this parent may serve this caller now. If not, say so and end, before the child has started."""
+    changed = parent.watch.changed()
+    if changed is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(parent.pid, signal.SIGTERM)
+        with open(parent.launch.place.path('replaced'), 'w', encoding='utf-8', errors='surrogateescape') as file:
+            file.write(changed)
+        messages.send(connection, 'stale', changed, parent.pid)
+        os._exit(0)
+    why = _why_not(request, parent)
+    if why is not None:
+        messages.send(connection, 'refused', why)
+        os._exit(0)
 
 
 def _why_not(request: messages.Request, parent: Parent) -> str | None:

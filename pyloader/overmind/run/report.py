@@ -64,6 +64,10 @@ def explain(call: Call) -> int:
     for name, why in learnt.modules.items():
         if why is not None:
             print(f'not imported in advance: {name} {why}')
+    replaced = launch.place.path('replaced')
+    if os.path.exists(replaced):
+        with open(replaced, encoding='utf-8', errors='replace') as file:
+            print(f'last replaced because of {file.read()}')
     print(f'what imports wrote: {launch.place.path("errors")}')
     return 0
 
