@@ -16,7 +16,7 @@ import termios
 import time
 from typing import TYPE_CHECKING, Any
 
-from overmind.run import blas, learnt, messages, stdio
+from overmind.run import blas, learnt, messages, stdio, title
 
 if TYPE_CHECKING:
     from overmind.run.messages import Request
@@ -131,8 +131,9 @@ class Setup:
         request = self._request
         first = '-m' if request.program[0] == '-m' else request.program[0]
         sys.argv[:] = [first, *request.arguments]
-        executable = self._parent.launch.python
-        sys.orig_argv[:] = [executable, *request.options, *request.program, *request.arguments]
+        words = [self._parent.launch.python, *request.options, *request.program, *request.arguments]
+        sys.orig_argv[:] = words
+        title.show(words, request.environment.items())
         stdio.reopen(self._parent.streams)
 
     def _refresh_libraries(self) -> None:

@@ -214,7 +214,9 @@ PROGRAMS: dict[str, Program] = {
         'print(os.getcwd(), os.umask(0), os.getpriority(0, 0), os.sched_getaffinity(0))\n'
         'print([resource.getrlimit(i) for i in range(16)], os.getgroups(), signal.pthread_sigmask(0, ()))\n'
         'print({s: signal.getsignal(s) for s in signal.valid_signals() if signal.getsignal(s) != signal.SIG_DFL})\n'
-        'print(sorted(os.listdir("/proc/self/fd")), open("/proc/self/comm").read())'
+        'print(sorted(os.listdir("/proc/self/fd")), open("/proc/self/comm").read())\n'
+        'print(open("/proc/self/cmdline").read().split("\\0"), "XDG_STATE_HOME" in open("/proc/self/environ").read())',
+        ('-B', 'app.py', '--rate', '1', ''),
     ),
     'logging': Program(
         'import logging, toylib\n'
