@@ -20,7 +20,7 @@ from overmind.run import messages, starter
 from overmind.run.child import Setup
 from overmind.run.identity import standing
 from overmind.run.learnt import Learnt
-from overmind.run.shadow import first_entry, shadowed
+from overmind.run.shadow import first_entry, plugins, shadowed
 
 if TYPE_CHECKING:
     from overmind.run.parent import Parent
@@ -110,7 +110,11 @@ def _why_not(request: messages.Request, parent: Parent) -> str | None:
     preloaded, safe = parent.preloaded, bool(getattr(sys.flags, 'safe_path', False))
     first = first_entry(request.program, safe)
     folders = [*parent.own] if first is None else [first, *parent.own]
-    return shadowed(folders, preloaded.loaded, preloaded.missing)
+    return (
+        shadowed(folders, preloaded.loaded, preloaded.missing)
+        or shadowed(parent.later, frozenset(), preloaded.missing)
+        or (plugins(first) if first is not None else None)
+    )
 
 
 class _Keeper:

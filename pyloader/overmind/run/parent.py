@@ -31,7 +31,8 @@ class Parent:
     watch: Watch
     preloaded: Preloaded
     known: frozenset[str]  # modules that are here, or are not to be imported in advance
-    own: list[str]  # folders of the user's own code on sys.path
+    own: list[str]  # folders of the user's own code on sys.path, before those of the libraries
+    later: list[str]  # and behind them
     openblas: list[str]
     said: tuple[bytes, bytes]  # what imports wrote to standard output and standard error
     streams: tuple[object, object, object]
@@ -96,13 +97,16 @@ def _warm(launch: starter.Launch, reads: Reads, before: frozenset[str]) -> Paren
         del main.__file__
     reads.stop()
     sites = site_folders(sys.path)
-    own = own_folders(library_folders())
-    ours = [*own, launch.folder, os.path.dirname(launch.learnt)]
+    libraries = library_folders()
+    behind = max((at for at, path in enumerate(sys.path) if os.path.join(path, '') in libraries), default=0)
+    own = own_folders(sys.path[:behind], libraries)
+    later = own_folders(sys.path[behind:], libraries)
+    ours = [*own, *later, launch.folder, os.path.dirname(launch.learnt)]
     watch = made_of(reads, tuple(os.path.join(path, '') for path in ours), sites)
     known = frozenset(sys.modules) | frozenset(learnt.modules)
     said = (_said(1), _said(2))
     streams = (sys.stdin, sys.stdout, sys.stderr)
-    parent = Parent(launch, os.getpid(), watch, preloaded, known, own, blas.loaded(), said, streams)
+    parent = Parent(launch, os.getpid(), watch, preloaded, known, own, later, blas.loaded(), said, streams)
     _describe(parent, learnt)
     return parent
 

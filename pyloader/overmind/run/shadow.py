@@ -42,8 +42,15 @@ def _in_folder(folder: str, loaded: frozenset[str], missing: frozenset[str]) -> 
                 found = stem in loaded and any(os.path.exists(f'{entry.path}/__init__{end}') for end in _SUFFIXES)
             if found and not _is_this_package(entry):
                 return f'{entry.path} comes before what libraries import as {stem}'
-            if entry.name.endswith(_METADATA) and _has_plugins(entry.path):
-                return f'{entry.path} has entry points'
+    return None
+
+
+def plugins(folder: str) -> str | None:
+    """Why libraries could have found more at their import if this folder had been on ``sys.path``; None if not."""
+    if os.path.isdir(folder):
+        for name in os.listdir(folder):
+            if name.endswith(_METADATA) and _has_plugins(os.path.join(folder, name)):
+                return f'{os.path.join(folder, name)} has entry points'
     return None
 
 
@@ -78,11 +85,11 @@ def _in_zip(path: str, names: frozenset[str]) -> str | None:
     return None
 
 
-def own_folders(libraries: tuple[str, ...]) -> list[str]:
-    """The entries of ``sys.path`` that are neither the standard library's nor an installer's."""
+def own_folders(paths: list[str], libraries: tuple[str, ...]) -> list[str]:
+    """Those of some entries of ``sys.path`` that are neither the standard library's nor an installer's."""
     missing_zip = f'python{sys.version_info[0]}{sys.version_info[1]}.zip'
     return [
         path
-        for path in sys.path
+        for path in paths
         if not os.path.join(path, '').startswith(libraries) and os.path.basename(path) != missing_zip
     ]

@@ -83,7 +83,8 @@ def made_of(reads: Reads, own: tuple[str, ...], sites: list[str]) -> Watch:
             if path and not path.endswith(' (deleted)'):
                 watch.add('/' + path)
     for path in reads.paths:
-        if not path.startswith(own) and '/__pycache__/' not in path:
+        metadata = '.dist-info/' in path or '.egg-info/' in path
+        if metadata or (not path.startswith(own) and '/__pycache__/' not in path):
             watch.add(path)
     return watch
 

@@ -126,3 +126,24 @@ def test_a_library_that_imports_own_code_is_not_kept(bench: Bench) -> None:
         assert said(bench) == str(value)
     explained = output(bench.warm('--explain', 'app.py'))[1]
     assert f'not imported in advance: plugin needs own, which is no installed distribution ({own})' in explained
+
+
+def test_libraries_by_a_pth_file(bench: Bench) -> None:
+    """A folder behind site-packages, with distributions that have plugins, is none that stands before anything."""
+    more = bench.work.parent / 'more'
+    (more / 'other-1.0.dist-info').mkdir(parents=True)
+    (more / 'other-1.0.dist-info' / 'entry_points.txt').write_text('[plugins]\nx = other:x\n')
+    (more / 'toylib.py').write_text('')
+    (bench.site / 'sitecustomize.py').write_text(f'import sys\nsys.path.append({str(more)!r})\n')
+    bench.write('app.py', 'import toylib\nprint(toylib.part.value)')
+    bench.warm_up('app.py')
+    assert said(bench) == '1'
+
+
+def test_plugins_beside_the_program(bench: Bench) -> None:
+    bench.write('app.py', 'import toylib\nprint(toylib.part.value)')
+    bench.warm_up('app.py')
+    bench.write('own.egg-info/entry_points.txt', '[console_scripts]\nown = own:main\n')
+    assert said(bench) == '1'
+    bench.write('own.egg-info/entry_points.txt', '[plugins]\nx = own:x\n')
+    assert 'own.egg-info has entry points' in output(bench.warm('app.py'))[2]
