@@ -106,10 +106,11 @@ def places() -> list[Place]:
     base = runtime()
     with os.scandir(base) as entries:
         found = [Place(entry.path) for entry in entries if entry.is_dir()]
-    return sorted(found, key=_used, reverse=True)
+    return sorted(found, key=last_used, reverse=True)
 
 
-def _used(place: Place) -> float:
+def last_used(place: Place) -> float:
+    """When a program was last run from there, in seconds of time.time(); 0 if never."""
     try:
         return os.stat(place.path('socket')).st_mtime
     except OSError:

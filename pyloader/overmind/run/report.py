@@ -10,7 +10,7 @@ from typing import Any
 
 from overmind.run import starter
 from overmind.run.client import Unserved, launch_for
-from overmind.run.folders import NoFolder, Place, credentials, places
+from overmind.run.folders import NoFolder, Place, credentials, last_used, places
 from overmind.run.learnt import Learnt
 from overmind.run.options import Call
 
@@ -25,7 +25,7 @@ def show() -> int:
         with connection:
             pid, _ = credentials(connection)
         about = _description(place)
-        ago = time.time() - os.stat(place.path(starter.SOCKET)).st_mtime
+        ago = time.time() - last_used(place)
         modules = str(about.get('modules', 'importing'))
         rows.append((str(pid), _memory(pid), modules, _span(ago), about.get('cwd', ''), about.get('program', '')))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -39,7 +39,8 @@ def stop_all() -> int:
     count = 0
     for place in _places():
         with place.locked():
-            count += any([starter.stop(place, name) for name in (starter.SOCKET, starter.SUCCESSOR)])
+            ended = [starter.stop(place, name) for name in (starter.SOCKET, starter.SUCCESSOR)]
+            count += any(ended)
     print(f'{count} ended')
     return 0
 
