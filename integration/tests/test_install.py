@@ -62,6 +62,7 @@ def installed(tmp_path: Path) -> Iterator[dict[str, str]]:
     try:
         yield shell
     finally:
+        subprocess.run([user / 'bin/overmind', 'run', '--stop'], env=shell, check=False)
         subprocess.run([tmp_path / 'prefix/bin/overmind-fs', 'umount', tmp_path / 'run' / 'overmind'], check=False)
         detach(tmp_path / 'run')
 
