@@ -134,7 +134,7 @@ clean: ## remove what was built; checkpoints and results stay in $OVERMIND_WORK
 ##@ Check
 
 .PHONY: test
-test: lint test-go test-cext test-py test-abi test-e2e test-smoke ## everything below but the benchmark, fuzz and lint-go
+test: lint test-go test-cext test-py test-abi test-e2e test-smoke ## everything below but the benchmark, soak, fuzz and lint-go
 
 .PHONY: lint
 lint: venv check-generated ## gofmt, go vet, ruff, mypy

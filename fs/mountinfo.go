@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,42 +46,71 @@ func MountPoint(path string) (string, error) {
 	return filepath.Join(parent, filepath.Base(abs)), nil
 }
 
-// MountedType returns the type of the topmost file system mounted on the absolute path, "" if none is.
-func MountedType(path string) (string, error) {
-	found := ""
-	err := eachMountAt(path, func(_, kind string) { found = kind }) // later ones lie on top
+// mountPoint is a line of /proc/self/mountinfo.
+type mountPoint struct {
+	id         uint64
+	path, kind string // kind is the type of the file system
+}
+
+// mountPoints lists the mounts that this process sees; of those at one path the last lies on top.
+func mountPoints() ([]mountPoint, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	// The octal escapes of the kernel.
+	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	var found []mountPoint
+	for line := range strings.Lines(string(text)) {
+		// 36 35 98:0 /root /mount/point options optional... - type source superoptions
+		before, after, _ := strings.Cut(line, " - ")
+		fields, types := strings.Fields(before), strings.Fields(after)
+		if len(fields) < 5 || len(types) < 1 {
+			continue
+		}
+		id, err := strconv.ParseUint(fields[0], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("/proc/self/mountinfo: %w", err)
+		}
+		found = append(found, mountPoint{id, unescape.Replace(fields[4]), types[0]})
+	}
+	return found, nil
+}
+
+// MountPoints lists where this process sees overmind file systems, each place once.
+func MountPoints() ([]string, error) {
+	all, err := mountPoints()
+	var found []string
+	for _, m := range all {
+		if m.kind == FSType && !slices.Contains(found, m.path) {
+			found = append(found, m.path)
+		}
+	}
 	return found, err
 }
 
-// mountsAt returns the ids of the mounts at the absolute path; the last one is on top.
-func mountsAt(path string) (ids []uint64, err error) {
-	var bad error
-	err = eachMountAt(path, func(id, _ string) {
-		n, e := strconv.ParseUint(id, 10, 64)
-		ids, bad = append(ids, n), errors.Join(bad, e)
-	})
-	return ids, errors.Join(err, bad)
-}
-
-func eachMountAt(path string, f func(id, kind string)) error {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return err
-	}
-	for line := range strings.Lines(string(text)) {
-		// 36 35 98:0 /root /mount/point options optional... - type source superoptions
-		before, after, ok := strings.Cut(line, " - ")
-		fields, types := strings.Fields(before), strings.Fields(after)
-		if ok && len(fields) >= 5 && len(types) >= 1 && unescape(fields[4]) == path {
-			f(fields[0], types[0])
+// MountedType returns the type of the topmost file system mounted on the absolute path, "" if none is.
+func MountedType(path string) (string, error) {
+	all, err := mountPoints()
+	kind := ""
+	for _, m := range all {
+		if m.path == path {
+			kind = m.kind
 		}
 	}
-	return nil
+	return kind, err
 }
 
-// unescape undoes the octal escapes of mountinfo.
-func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
+// mountsAt returns the ids of the mounts at the absolute path; the last one is on top.
+func mountsAt(path string) ([]uint64, error) {
+	all, err := mountPoints()
+	var ids []uint64
+	for _, m := range all {
+		if m.path == path {
+			ids = append(ids, m.id)
+		}
+	}
+	return ids, err
 }
 
 // ProbeMount looks at the absolute path.

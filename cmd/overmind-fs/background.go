@@ -114,10 +114,7 @@ func startBackground(ctx context.Context, o MountOptions) error {
 	if message == "" {
 		return fmt.Errorf("the daemon died, see %s", log.Name())
 	}
-	if code := child.ProcessState.ExitCode(); code == exitUsage {
-		return usageError{message}
-	}
-	return errors.New(message)
+	return daemonError{message, child.ProcessState.ExitCode()}
 }
 
 // backgroundLog is where the daemon writes: to the journal where that is where we write.

@@ -5,8 +5,10 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/prometheus/common/model"
 
 	"overmind-fs/fs/store"
 )
@@ -47,4 +49,13 @@ func parseShare(s string) (float64, error) {
 		return 0, fmt.Errorf("%q is not a share between 0%% and 100%%", s)
 	}
 	return percent / 100, nil
+}
+
+// parseAge reads the value of a flag that is a time, also in days and weeks.
+func parseAge(flag, text string) (time.Duration, error) {
+	d, err := model.ParseDuration(text)
+	if err != nil {
+		return 0, usageError{fmt.Sprintf("--%s is a time such as 90m, 24h or 7d, not %q", flag, text)}
+	}
+	return time.Duration(d), nil
 }

@@ -76,7 +76,7 @@ func findEntry(root, prefix string) (string, error) {
 	case 1:
 		return fits[0], nil
 	default:
-		return "", fmt.Errorf("%w: %q fits %s", errNoEntry, prefix, strings.Join(fits, ", "))
+		return "", fmt.Errorf("%w: %q fits %s", errSeveralEntries, prefix, strings.Join(fits, ", "))
 	}
 }
 
@@ -85,12 +85,12 @@ func readEntry(root, id string) (*entry, error) {
 	e := &entry{id: id, path: filepath.Join(pipelinesOf(root), id)}
 	var st unix.Stat_t
 	if err := unix.Stat(e.path, &st); err != nil {
-		return nil, fmt.Errorf("%s: %w", id, err)
+		return nil, gone(id, err)
 	}
 	e.uid = st.Uid
 	buf, err := os.ReadFile(filepath.Join(e.path, "manifest"))
 	if err != nil {
-		return nil, err
+		return nil, gone(id, err)
 	}
 	if e.manifest, err = schema.Decode(buf); err != nil {
 		return nil, fmt.Errorf("%s: %w", id, err)
@@ -100,6 +100,14 @@ func readEntry(root, id string) (*entry, error) {
 		e.attributes, e.live = a, true
 	}
 	return e, nil
+}
+
+// gone makes errNoEntry of the errors that tell of an entry that has just been removed.
+func gone(id string, err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%w: %q: %w", errNoEntry, id, err)
+	}
+	return fmt.Errorf("%s: %w", id, err)
 }
 
 // readAttributes reads the attributes of an entry of a mount.

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	overmindfs "overmind-fs/fs"
 	"overmind-fs/fs/fstest"
 )
 
@@ -106,4 +107,18 @@ func TestCommandsWithoutADaemon(t *testing.T) {
 	}
 	wantRun(t, exitOK, "", "umount") // what OVERMIND_ROOT says
 	wantRun(t, exitNotFound, "not an overmind mount", "umount", link)
+}
+
+// A daemon that hangs is not taken for one that answers, nor for one that will end by itself.
+func TestMountAndUmountOfASilentDaemon(t *testing.T) {
+	d := startDaemon(t, t.TempDir())
+	must(t, d.cmd.Process.Signal(syscall.SIGSTOP))
+	wantRun(t, exitNoDaemon, "overmind-fs umount "+d.dir, "mount", d.dir)
+	wantRun(t, exitNoDaemon, "does not answer", "mount", "--background", "--log-file", logFile(t), d.dir)
+	wantRun(t, exitOK, "may still be there", "umount", d.dir)
+	if kind, _ := overmindfs.MountedType(d.dir); kind != "" {
+		t.Error("still mounted")
+	}
+	must(t, d.cmd.Process.Signal(syscall.SIGCONT))
+	d.wantExit(t, exitOK)
 }

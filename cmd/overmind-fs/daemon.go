@@ -170,7 +170,7 @@ func prepareMountPoint(path string, logger *slog.Logger) (string, error) {
 		case overmindfs.AliveMount:
 			return "", fmt.Errorf("%s: an overmind cache is mounted there already", dir)
 		case overmindfs.SilentMount:
-			return "", fmt.Errorf("%s: an overmind cache is mounted there and does not answer; umount it first", dir)
+			return "", fmt.Errorf("%s: an overmind cache is mounted there: %w: end it, or \"overmind-fs umount %s\" first", dir, errDaemonSilent, dir)
 		}
 		if err := overmindfs.Detach(dir, true); err != nil {
 			return "", fmt.Errorf("%s: the daemon of this mount is dead, and it cannot be detached: %w", dir, err)

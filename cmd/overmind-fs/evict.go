@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/prometheus/common/model"
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 )
@@ -57,11 +56,14 @@ type selection struct {
 func selectionOf(c *cli.Context) (selection, error) {
 	s := selection{all: c.Bool("all"), args: c.Args().Slice(), prefixes: c.Bool("prefix"), force: c.Bool("force"), now: time.Now()}
 	if text := c.String("older-than"); c.IsSet("older-than") {
-		d, err := model.ParseDuration(text)
-		if err != nil || d <= 0 {
-			return s, usageError{fmt.Sprintf("--older-than is a time such as 90m, 24h or 7d, not %q", text)}
+		d, err := parseAge("older-than", text)
+		if err != nil {
+			return s, err
 		}
-		s.olderThan = time.Duration(d)
+		if d == 0 {
+			return s, usageError{"--older-than 0 is --all"}
+		}
+		s.olderThan = d
 	}
 	switch {
 	case s.all && len(s.args) > 0:
@@ -189,7 +191,7 @@ func removeEntry(path string) error {
 		err = os.RemoveAll(path)
 	}
 	if err != nil {
-		return fmt.Errorf("evict %s: %w", filepath.Base(path), err)
+		return fmt.Errorf("evict %w", gone(filepath.Base(path), err))
 	}
 	return nil
 }

@@ -69,7 +69,7 @@ func TestEvictOlderThan(t *testing.T) {
 	}
 	idle, err := readAttributes(filepath.Join(d.dir, "pipelines", "idle"))
 	must(t, err)
-	for deadline := time.Now().Add(10 * time.Second); use().Sub(idle.lastUse) < 2*time.Second; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); use().Sub(idle.lastUse) < 2*time.Second; time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the last use does not move")
 		}

@@ -94,7 +94,7 @@ func TestLeasesAreShownWithTheirProcess(t *testing.T) {
 		t.Errorf("%+v", docs)
 	}
 	c.wantSame(t)
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) { // RELEASE comes after close
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) { // RELEASE comes after close
 		a, err := readAttributes(f.Entry())
 		must(t, err)
 		if a.leases == 0 && a.leasePIDs == nil {

@@ -206,7 +206,7 @@ func startPrepared(t *testing.T, change func(*exec.Cmd) error, dir string, args 
 
 func waitAlive(t *testing.T, dir string) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		if h, err := overmindfs.ProbeMount(dir); err == nil && h == overmindfs.AliveMount {
 			return
 		}
@@ -228,7 +228,7 @@ func unmountForGood(t *testing.T, dir string) {
 	}
 }
 
-// wantExit waits for the end of the daemon.
+// wantExit waits for the end of the daemon: a moment, or five seconds at most, where the machine has nothing else to do.
 func (d *daemon) wantExit(t *testing.T, code int) {
 	t.Helper()
 	select {
@@ -236,7 +236,7 @@ func (d *daemon) wantExit(t *testing.T, code int) {
 		if got := d.cmd.ProcessState.ExitCode(); got != code {
 			t.Errorf("exit code %d, want %d\n%s", got, code, d.stderr)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatalf("the daemon does not end\n%s", d.stderr)
 	}
 	if kind, _ := overmindfs.MountedType(d.dir); kind != "" {

@@ -20,7 +20,7 @@ import (
 func metricsURL(t *testing.T, log string) string {
 	t.Helper()
 	said := regexp.MustCompile(`msg=mounted .*metrics=(\S+)`)
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		text, err := os.ReadFile(log)
 		must(t, err)
 		if m := said.FindSubmatch(text); m != nil {

@@ -21,7 +21,7 @@ func cmdMount() *cli.Command {
 			&cli.BoolFlag{Name: "allow-other", Usage: "let every user use the mount"},
 			&cli.StringFlag{Name: "max-bytes", Value: "50%", Usage: "budget: a `SIZE` such as 16GiB, or a share of the memory such as 50%"},
 			&cli.IntFlag{Name: "max-entries", Usage: "keep at most `N` entries (0: no limit)"},
-			&cli.DurationFlag{Name: "ttl", Usage: "evict entries that nobody has used for `DURATION`, such as 12h (0: never)"},
+			&cli.StringFlag{Name: "ttl", Value: "0", Usage: "evict entries that nobody has used for `TIME`, such as 90m, 12h or 7d (0: never)"},
 			&cli.StringFlag{Name: "pressure", Value: "10%", Usage: "evict idle entries when processes wait for memory during this `SHARE` of the time, or off"},
 			&cli.StringFlag{Name: "metrics-addr", Usage: "also serve the metrics by HTTP on `HOST:PORT`, under /metrics"},
 			&cli.StringFlag{Name: "passthrough", Value: "auto", Usage: "let the kernel serve arenas itself: auto or off"},
@@ -68,12 +68,15 @@ func mountOptionsOf(c *cli.Context) (MountOptions, error) {
 	}
 	o := MountOptions{
 		Dir: c.Args().First(), Replace: c.Bool("replace"), User: c.String("user"), AllowOther: c.Bool("allow-other"),
-		MaxEntries: c.Int("max-entries"), TTL: c.Duration("ttl"), MetricsAddr: c.String("metrics-addr"),
+		MaxEntries: c.Int("max-entries"), MetricsAddr: c.String("metrics-addr"),
 		LogFile: c.String("log-file"), Background: c.Bool("background"),
 	}
 	var err error
 	if o.Pressure, err = parsePressure(c.String("pressure")); err != nil {
 		return o, usageError{fmt.Sprintf("--pressure: %v", err)}
+	}
+	if o.TTL, err = parseAge("ttl", c.String("ttl")); err != nil {
+		return o, err
 	}
 	if o.MaxBytes, err = parseBudget(c.String("max-bytes")); err != nil {
 		return o, usageError{fmt.Sprintf("--max-bytes: %v", err)}
@@ -102,9 +105,6 @@ func mountOptionsOf(c *cli.Context) (MountOptions, error) {
 func (o MountOptions) Validate() error {
 	if o.MaxEntries < 0 {
 		return usageError{fmt.Sprintf("--max-entries must not be negative: %d", o.MaxEntries)}
-	}
-	if o.TTL < 0 {
-		return usageError{fmt.Sprintf("--ttl must not be negative: %v", o.TTL)}
 	}
 	if o.User != "" && os.Geteuid() != 0 {
 		return usageError{"--user is for root, who mounts for somebody else; without root, just leave it out"}

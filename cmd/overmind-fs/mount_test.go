@@ -36,12 +36,29 @@ func TestMountRefusesBadFolders(t *testing.T) {
 	}
 }
 
+// A file that is missing is not a cache that is missing.
+func TestMountWithoutALogFile(t *testing.T) {
+	dir := t.TempDir()
+	for _, args := range [][]string{{"mount"}, {"mount", "--background"}} {
+		wantRun(t, exitFailure, "--log-file: open /nope/log", append(args, "--log-file", "/nope/log", dir)...)
+	}
+}
+
+func TestTimesMayBeDays(t *testing.T) {
+	for in, want := range map[string]time.Duration{"0": 0, "90m": 90 * time.Minute, "1d12h": 36 * time.Hour, "200ms": 200 * time.Millisecond} {
+		if got, err := parseAge("ttl", in); err != nil || got != want {
+			t.Errorf("%s: %v, %v", in, got, err)
+		}
+	}
+}
+
 func TestUsageErrors(t *testing.T) {
 	t.Setenv(rootEnv, "")
 	for _, args := range [][]string{
 		{"mount"}, {"mount", "a", "b"}, {"mount", "a", "--max-bytes", "many"}, {"mount", "a", "--max-bytes", "0"},
 		{"mount", "a", "--max-bytes", "101%"}, {"mount", "a", "--max-entries", "-1"}, {"mount", "a", "--passthrough", "x"},
 		{"mount", "a", "--fd-passing", "x"}, {"mount", "a", "--ttl", "soon"}, {"mount", "a", "--ttl", "-1s"},
+		{"evict", "--older-than", "0"},
 		{"mount", "a", "--pressure", "0%"}, {"mount", "a", "--pressure", "101%"}, {"mount", "a", "--pressure", "10"},
 		{"mount", "a", "--log-level", "loud"}, {"mount", "a", "--log-format", "xml"}, {"mount", "a", "--nonsense"},
 		{"mount", "a", "--user", "root", "--allow-other"},
@@ -91,6 +108,16 @@ func TestFlagsMayFollowArguments(t *testing.T) {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
 	}
+}
+
+// The kernel escapes what would break the lines of mountinfo.
+func TestOddMountPoint(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "- a\tb\nc\\040,#%s")
+	must(t, os.Mkdir(dir, 0o755))
+	d := startDaemon(t, dir)
+	wantRun(t, exitFailure, "mounted there already", "mount", d.dir)
+	wantRun(t, exitOK, "", "umount", d.dir)
+	d.wantExit(t, exitOK)
 }
 
 // Without passthrough too, where the daemon serves what is open.
@@ -213,7 +240,7 @@ func TestCloseWhileTheDaemonHangs(t *testing.T) {
 			}()
 			select {
 			case <-ended:
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Error("close waits for the daemon")
 			}
 			must(t, d.cmd.Process.Signal(syscall.SIGCONT))
@@ -229,7 +256,7 @@ func TestZombieIsNotRunning(t *testing.T) {
 	}
 	c := exec.Command("true")
 	must(t, c.Start())
-	for deadline := time.Now().Add(5 * time.Second); running(c.Process.Pid); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); running(c.Process.Pid); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a zombie runs")
 		}

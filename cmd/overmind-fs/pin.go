@@ -36,7 +36,7 @@ func pinCommand(name, usage, value string) *cli.Command {
 					return fmt.Errorf("%s: %w: a plain folder evicts nothing", root, errNoMount)
 				}
 				if err := unix.Setxattr(path, overmindfs.AttrPinned, []byte(value), 0); err != nil {
-					return fmt.Errorf("%s %s: %w", name, filepath.Base(path), err)
+					return fmt.Errorf("%s %w", name, gone(filepath.Base(path), err))
 				}
 				return nil
 			})

@@ -53,10 +53,18 @@ func umount(ctx context.Context, path string) error {
 		return fmt.Errorf("%s: %w", dir, errNoMount)
 	}
 	pid := 0
-	if health, _ := overmindfs.ProbeMount(dir); health == overmindfs.AliveMount {
+	health, _ := overmindfs.ProbeMount(dir)
+	if health == overmindfs.AliveMount {
 		if s, err := readStatus(dir); err == nil {
 			pid = s.PID
 		}
+	}
+	if health == overmindfs.SilentMount { // in use by our own question, if by nobody else's
+		if err := overmindfs.Detach(dir, true); err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "%s is detached, but its daemon does not answer and may still be there: pgrep -af 'overmind-fs mount'\n", dir)
+		return nil
 	}
 	busy := true
 	for range umountRetries {

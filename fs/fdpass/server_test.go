@@ -33,7 +33,7 @@ func must(t *testing.T, err error) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not reached: %s", what)
 		}
@@ -53,11 +53,20 @@ type fixture struct {
 	open atomic.Value // func(store.Caller, schema.Request) (int, error)
 }
 
+// shortDir is a folder whose name leaves room for that of a socket; t.TempDir has the name of the test in it.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "fdpass-")
+	must(t, err)
+	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
+	return dir
+}
+
 // serve starts a server that hands out /dev/null, and checks at the end that nothing of it is left.
 func serve(t *testing.T, a Audience) *fixture {
 	t.Helper()
 	files, routines := openFiles(t), runtime.NumGoroutine()
-	fx := &fixture{base: t.TempDir()}
+	fx := &fixture{base: shortDir(t)}
 	fx.open.Store(func(store.Caller, schema.Request) (int, error) {
 		return unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	})
@@ -223,8 +232,8 @@ func TestOneRequestAConnection(t *testing.T) {
 // A client that says nothing loses its connection, and costs nobody else anything.
 func TestSilentClient(t *testing.T) {
 	fx := serve(t, own())
-	silent := fx.dial(t)
 	begun := time.Now()
+	silent := fx.dial(t)
 	if reply, fds := fx.ask(t, request.Encode()); reply.Code != 0 || unix.Close(fds[0]) != nil {
 		t.Errorf("%+v", reply)
 	}
@@ -325,7 +334,7 @@ func TestModes(t *testing.T) {
 
 // What a killed daemon leaves goes at the next start; what a living one has, and what is no daemon's, stays.
 func TestStaleFoldersAreRemoved(t *testing.T) {
-	base := t.TempDir()
+	base := shortDir(t)
 	dead := filepath.Join(base, folderName+"1-dead")
 	must(t, os.Mkdir(dead, 0o700))
 	l, err := net.ListenUnix(network, &net.UnixAddr{Name: filepath.Join(dead, socketName), Net: network})
@@ -362,7 +371,7 @@ func TestStaleFoldersAreRemoved(t *testing.T) {
 func TestNextBaseIsTried(t *testing.T) {
 	long := filepath.Join(t.TempDir(), strings.Repeat("x", 100))
 	must(t, os.Mkdir(long, 0o700))
-	good := t.TempDir()
+	good := shortDir(t)
 	l, path, err := listen([]string{"/nonexistent", long, good}, own())
 	must(t, err)
 	_ = l.Close()
@@ -374,5 +383,31 @@ func TestNextBaseIsTried(t *testing.T) {
 	}
 	if _, _, err := listen([]string{"/nonexistent", long}, own()); err == nil {
 		t.Error("no error")
+	}
+}
+
+// Whatever the length of the base, a socket that is there can be connected to under its final name.
+func TestEverySocketCanBeReached(t *testing.T) {
+	short, refused := shortDir(t), 0
+	for n := range 80 {
+		base := filepath.Join(short, strings.Repeat("x", n))
+		must(t, os.MkdirAll(base, 0o700))
+		l, path, err := listen([]string{base}, own())
+		if err != nil {
+			if refused++; !strings.Contains(err.Error(), base) {
+				t.Errorf("the error does not name the folder: %v", err)
+			}
+			continue
+		}
+		c, err := net.DialTimeout(network, path, dialWait)
+		if err != nil {
+			t.Errorf("%d bytes: %v", len(path), err)
+		} else {
+			_ = c.Close()
+		}
+		_ = l.Close()
+	}
+	if refused == 0 {
+		t.Error("no path was too long")
 	}
 }

@@ -105,7 +105,7 @@ func (o *offer) entry(r schema.EntryRecord) error {
 	var files []store.Passed
 	if !o.sent[r.Serial] {
 		var release func()
-		files, release = o.store.Borrow(r.Serial)
+		files, release = o.store.Borrow(r)
 		defer release()
 		if len(files) == 0 && !r.Staging {
 			return nil // evicted meanwhile

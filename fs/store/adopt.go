@@ -51,20 +51,20 @@ func (e *Entry) record() schema.EntryRecord {
 }
 
 // Borrow returns the files of an entry or a staging, nil when it is gone; the memfds are valid until release.
-func (s *Store) Borrow(serial uint64) (files []Passed, release func()) {
+func (s *Store) Borrow(r schema.EntryRecord) (files []Passed, release func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	table := s.entries
+	if r.Staging {
+		table = s.staging
+	}
 	var held []*File
-	for _, table := range []map[string]*Entry{s.entries, s.staging} {
-		for _, e := range table {
-			if e.serial == serial {
-				e.allFiles(func(f *File) {
-					f.refs++
-					held = append(held, f)
-					files = append(files, f.passed())
-				})
-			}
-		}
+	if e := table[r.ID]; e != nil && e.serial == r.Serial {
+		e.allFiles(func(f *File) {
+			f.refs++
+			held = append(held, f)
+			files = append(files, f.passed())
+		})
 	}
 	return files, func() {
 		s.mu.Lock()

@@ -19,7 +19,7 @@ func (fx *fixture) copies(id string) (schema.EntryRecord, []Passed) {
 		if r.ID != id {
 			continue
 		}
-		files, release := fx.Borrow(r.Serial)
+		files, release := fx.Borrow(r)
 		defer release()
 		for i := range files {
 			fd, err := unix.FcntlInt(uintptr(files[i].FD), unix.F_DUPFD_CLOEXEC, 0)
@@ -224,6 +224,7 @@ func TestSupersede(t *testing.T) {
 		"drop":    func() error { return fx.Drop("b", alice) },
 		"create":  func() error { _, _, err := staged.CreateArena("x.safetensors", alice); return err },
 		"open":    func() error { _, err := h.File().Open(true, 1); return err },
+		"reserve": func() error { return staged.Reserve(1, alice) },
 		"look":    func() error { _, err := fx.Staging("b"); return err },
 		"look in": func() error { _, err := idle.File("", ManifestName); return err },
 		"miss":    func() error { _, err := fx.Published("x"); return err },

@@ -52,7 +52,9 @@ func (s *Store) reserve(n uint64, look bool, what string) error {
 // as it comes. It replaces an earlier reservation.
 func (e *Entry) Reserve(n uint64, c Caller) error {
 	s := e.store
-	s.mu.Lock()
+	if err := s.enter(); err != nil {
+		return err
+	}
 	defer s.mu.Unlock()
 	switch {
 	case e.state != Staging:
@@ -97,7 +99,7 @@ func (s *Store) refuse(n uint64, what, cause string, evictable uint64) error {
 		"file", what, "bytes", n, "size", humanize.IBytes(n), "cause", cause,
 		"max_bytes", humanize.IBytes(s.opts.MaxBytes), "cached", humanize.IBytes(s.bytes[inCache]),
 		"staging", humanize.IBytes(s.bytes[inStaging]), "draining", humanize.IBytes(s.bytes[inDraining]),
-		"evictable", humanize.IBytes(evictable))
+		"reserved", humanize.IBytes(s.promised), "evictable", humanize.IBytes(evictable))
 	return fmt.Errorf("%w for %s (%s): %s of %s are in use, %s could be evicted", ErrNoSpace, humanize.IBytes(n), cause,
 		humanize.IBytes(s.used()), humanize.IBytes(s.opts.MaxBytes), humanize.IBytes(evictable))
 }

@@ -122,6 +122,9 @@ func TestReserve(t *testing.T) {
 	must(t, err)
 	defer h.Release()
 	wantErr(t, taken.Truncate(mib), ErrNoSpace)
+	if said := fx.log.String(); !strings.Contains(said, `reserved="5.0 MiB"`) {
+		t.Errorf("nothing says where the room is: %s", said)
+	}
 	for _, name := range []string{"one.safetensors", "two.safetensors"} {
 		f, h, err := e.CreateArena(name, alice)
 		must(t, err)

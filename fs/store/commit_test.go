@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,14 +42,16 @@ func TestCommitPublishesSealed(t *testing.T) {
 }
 
 func TestCommitWaitsForWriters(t *testing.T) {
-	fx := newFixture(t, 64*mib, func(o *Options) { o.CommitWait = 5 * time.Second })
-	_, h := fx.stage("a", mib, alice)
-	time.AfterFunc(30*time.Millisecond, h.Release)
-	start := time.Now()
-	must(t, fx.Commit(context.Background(), "a", alice, false))
-	if d := time.Since(start); d < 20*time.Millisecond || d >= 5*time.Second {
-		t.Errorf("waited %v", d)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		fx := newFixture(t, 64*mib, func(o *Options) { o.CommitWait = time.Minute })
+		_, h := fx.stage("a", mib, alice)
+		time.AfterFunc(30*time.Second, h.Release)
+		start := time.Now()
+		must(t, fx.Commit(context.Background(), "a", alice, false))
+		if d := time.Since(start); d != 30*time.Second {
+			t.Errorf("waited %v", d)
+		}
+	})
 }
 
 func TestCommitRefusesOpenWriters(t *testing.T) {
@@ -67,18 +70,20 @@ func TestCommitRefusesOpenWriters(t *testing.T) {
 }
 
 func TestCommitWaitsForMappings(t *testing.T) {
-	fx := newFixture(t, 64*mib)
-	_, h := fx.stage("a", mib, alice)
-	fd, err := unix.Dup(h.FD())
-	must(t, err)
-	h.Release()
-	mem, err := unix.Mmap(fd, 0, int(mib), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	must(t, err)
-	must(t, unix.Close(fd))
-	wantErr(t, fx.Commit(context.Background(), "a", alice, false), ErrBusy)
-	fx.wantEntries()
-	time.AfterFunc(10*time.Millisecond, func() { _ = unix.Munmap(mem) })
-	must(t, fx.Commit(context.Background(), "a", alice, false))
+	synctest.Test(t, func(t *testing.T) {
+		fx := newFixture(t, 64*mib)
+		_, h := fx.stage("a", mib, alice)
+		fd, err := unix.Dup(h.FD())
+		must(t, err)
+		h.Release()
+		mem, err := unix.Mmap(fd, 0, int(mib), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		must(t, err)
+		must(t, unix.Close(fd))
+		wantErr(t, fx.Commit(context.Background(), "a", alice, false), ErrBusy)
+		fx.wantEntries()
+		time.AfterFunc(fx.opts.CommitWait/2, func() { _ = unix.Munmap(mem) })
+		must(t, fx.Commit(context.Background(), "a", alice, false))
+	})
 }
 
 func TestCommitChecksManifest(t *testing.T) {

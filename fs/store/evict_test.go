@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -223,26 +224,22 @@ func TestLockRelease(t *testing.T) {
 }
 
 func TestFillerDiesWhileCommitting(t *testing.T) {
-	fx := newFixture(t, 64*mib, func(o *Options) { o.CommitWait = 500 * time.Millisecond })
-	lock, err := fx.OpenLock("a", alice.PID)
-	must(t, err)
-	_, h := fx.stage("a", mib, alice)
-	done := make(chan error, 1)
-	go func() { done <- fx.Commit(context.Background(), "a", alice, false) }()
-	committing := func() bool {
-		fx.mu.Lock()
-		defer fx.mu.Unlock()
-		return fx.staging["a"] != nil && fx.staging["a"].committing
-	}
-	for deadline := time.Now().Add(5 * time.Second); !committing(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the commit does not wait for the writer")
+	synctest.Test(t, func(t *testing.T) {
+		fx := newFixture(t, 64*mib)
+		lock, err := fx.OpenLock("a", alice.PID)
+		must(t, err)
+		_, h := fx.stage("a", mib, alice)
+		done := make(chan error, 1)
+		go func() { done <- fx.Commit(context.Background(), "a", alice, false) }()
+		synctest.Wait() // the commit waits for the writer
+		lock.Release()
+		if n := len(fx.StagingIDs()); n != 1 {
+			t.Errorf("%d stagings during the commit", n)
 		}
-	}
-	lock.Release()
-	wantErr(t, <-done, ErrWriters)
-	if n := len(fx.StagingIDs()); n != 0 {
-		t.Error("the staging of a dead filler stays")
-	}
-	h.Release()
+		wantErr(t, <-done, ErrWriters)
+		if n := len(fx.StagingIDs()); n != 0 {
+			t.Error("the staging of a dead filler stays")
+		}
+		h.Release()
+	})
 }

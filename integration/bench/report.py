@@ -15,6 +15,7 @@ from typing import Any
 from integration.bench.measure import STAGES, Summary, Timing
 from integration.bench.memory import FIGURES, Footprint
 from integration.bench.opponents import OURS, PLAIN
+from integration.bench.restart import Restart
 from integration.harness.table import megabytes, seconds, table
 
 Footprints = dict[tuple[str, str], list[Footprint]]
@@ -79,7 +80,13 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def as_json(timings: Sequence[Timing], footprints: Footprints, storages: dict[str, Any], size: str) -> dict[str, Any]:
+def as_json(
+    timings: Sequence[Timing],
+    restarts: Sequence[Restart],
+    footprints: Footprints,
+    storages: dict[str, Any],
+    size: str,
+) -> dict[str, Any]:
     measured = []
     for timing in timings:
         stages = {name: asdict(summary) for name in STAGES if (summary := timing.stage(name)) is not None}
@@ -94,6 +101,7 @@ def as_json(timings: Sequence[Timing], footprints: Footprints, storages: dict[st
         'machine': _machine(),
         'timings': measured,
         'ratios': ratios(timings),
+        'restarts': [{**asdict(one), **asdict(one.summary)} for one in restarts],
         'memory': [
             {'workload': workload, 'opponent': opponent, 'footprints': [asdict(one) for one in measured]}
             for (workload, opponent), measured in footprints.items()

@@ -18,8 +18,8 @@ from typing import IO, Any
 from integration.harness.conversation import ConversationError, Dialogue, error_file
 
 _MESSAGE = 1 << 20  # bytes; an environment has a few thousand
-# A forked process has only the thread that forked it.
-_ONE_THREAD = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}
+# A forked process has only the thread that forked it. One heap for all threads makes address space predictable.
+_FIXED = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'MALLOC_ARENA_MAX': '1'}
 
 
 class ForkServer:
@@ -30,7 +30,7 @@ class ForkServer:
         with theirs:
             fd = theirs.fileno()
             self._process = subprocess.Popen(
-                [*line, str(fd)], env={**env, **_ONE_THREAD}, pass_fds=[fd], stdin=subprocess.DEVNULL
+                [*line, str(fd)], env={**env, **_FIXED}, pass_fds=[fd], stdin=subprocess.DEVNULL
             )
 
     def fork(self, env: Mapping[str, str], stderr: int | None = None) -> Dialogue:

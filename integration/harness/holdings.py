@@ -66,8 +66,17 @@ class SharedMemory:
                 folder.rmdir()
 
     def watch(self, pid: int) -> None:
-        if self._folder is not None:
+        if self._folder is None:
+            return
+        try:
             (self._folder / 'cgroup.procs').write_text(str(pid))
+        except OSError:
+            self._folder.rmdir()
+            self._folder = None
+
+    @property
+    def is_known(self) -> bool:
+        return self._folder is not None
 
     def nbytes(self) -> int:
         if self._folder is None:
@@ -126,7 +135,8 @@ class Holdings:
         now = status(root)
         assert (now['entries'], set(now['bytes'].values())) == (0, {0})
         wait_until(lambda: not arenas(self.daemon.pid), lambda: arenas(self.daemon.pid))
-        wait_until(lambda: self._opened() == self._files, lambda: (self._opened(), self._files))
+        # At the start there may have been one more, of what a daemon does then.
+        wait_until(lambda: not self._opened() - self._files, lambda: self._opened() - self._files)
         wait_until(lambda: self.memory.nbytes() < _SHMEM_SLACK, self.memory.nbytes)
 
 

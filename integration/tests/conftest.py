@@ -109,11 +109,16 @@ def forkserver() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def fork_child(forkserver: ForkServer) -> Iterator[ForkChild]:
-    """As start_child, in no time; stderr is a descriptor for the child's standard error."""
+    """As start_child, in no time; stderr is a descriptor for the child's standard error.
+
+    A slow machine is not taken for a daemon that hangs.
+    """
     with ExitStack() as stack:
 
         def fork(root: Path | None, stderr: int | None = None, **variables: str) -> Dialogue:
-            child = stack.enter_context(forkserver.fork(environment(root, **variables), stderr))
+            child = stack.enter_context(
+                forkserver.fork(environment(root, **{'OVERMIND_DEADLINE': '60', **variables}), stderr)
+            )
             child.read()
             return child
 

@@ -31,6 +31,8 @@ _BYTES = 1 << 20  # of the smallest thing; the others have twice as many, three 
 _HELD = 3
 # Why a load of these may be done without the cache.
 _EXPECTED = ('no room in the cache', 'an input changed while it was loaded')
+# What a run must have seen.
+_WANTED = ('hit', 'miss', 'bypass', 'rmdir', 'rm -r', 'evict', 'kills', 'changes')
 
 
 class WrongError(Exception):
@@ -150,7 +152,7 @@ class Simulation:
             self._change(thing)
         until = time.monotonic() + seconds
         try:
-            while time.monotonic() < until:
+            while time.monotonic() < until or not all(self.counts[what] for what in _WANTED):
                 self._step()
         finally:
             for pid in self._workers:

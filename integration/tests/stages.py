@@ -1,5 +1,5 @@
 """Stops a load of this process at a stage of it, by replacing a function of the loader: it says so in a line, and goes
-on when it reads one."""
+on when it reads one, which may be a new OVERMIND_DEADLINE."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import overmind_cext
-from overmind.cache import _Session
+from overmind.cache import _Session, _stores
+from overmind.fill import Fill
 from overmind.staging import Staging
 from overmind.store import Lock, Store
 
@@ -20,7 +20,9 @@ Real = Callable[..., Any]
 
 def _stop(stage: str) -> None:
     print(json.dumps({'stage': stage}), flush=True)
-    sys.stdin.readline()
+    deadline = sys.stdin.readline().strip()
+    for store in _stores.values() if deadline else ():
+        store.deadline = float(deadline)
 
 
 def _locked(real: Real) -> Real:
@@ -49,17 +51,18 @@ def _before(stage: str) -> Callable[[Real], Real]:
 
 
 def _half_copied(real: Real) -> Real:
-    def write_arena(fd: int, nbytes: int, *arguments: Any, mapped: bool) -> None:
+    def copy(self: Fill, fd: int, plan: Any, mapped: bool, *arguments: Any) -> None:
+        half = b'x' * (plan.nbytes // 2)
         if mapped:
-            with mmap.mmap(fd, nbytes) as arena:
-                arena[: nbytes // 2] = b'x' * (nbytes // 2)
+            with mmap.mmap(fd, plan.nbytes) as arena:
+                arena[: len(half)] = half
                 _stop('half copied')
         else:
-            os.pwrite(fd, b'x' * (nbytes // 2), 0)
+            os.pwrite(fd, half, 0)
             _stop('half copied')
-        real(fd, nbytes, *arguments, mapped=mapped)
+        real(self, fd, plan, mapped, *arguments)
 
-    return write_arena
+    return copy
 
 
 def _before_mapping(real: Real) -> Real:
@@ -74,7 +77,7 @@ def _before_mapping(real: Real) -> Real:
 STAGES: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
     'lock held': (Store, 'lock', _locked),
     'staging made': (Staging, 'arena', _before('staging made')),
-    'half copied': (overmind_cext, 'write_arena', _half_copied),
+    'half copied': (Fill, '_copy', _half_copied),
     'before rename': (Staging, 'commit', _before('before rename')),
 }
 

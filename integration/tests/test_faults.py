@@ -163,30 +163,16 @@ def lost(daemon: Daemon, loss: str) -> AbstractContextManager[None]:
 
 
 @LOSSES
-def test_daemon_is_lost_while_a_load_runs(daemon: Daemon, fork_child: ForkChild, tmp_path: Path, loss: str) -> None:
-    """The child holds the lock then; letting go of it must neither raise nor hang."""
-    (tmp_path / 'wait').touch()
-    child = fork_child(daemon.root, OVERMIND_DEADLINE='1', SIGNS=str(tmp_path))
-    child.send('load held_up x')
-    wait_until(lambda: bool(list(tmp_path.glob('begun-*'))), 'it has not begun')
-    with lost(daemon, loss):
-        (tmp_path / 'wait').unlink()
-        answer = child.read()
-        assert (answer['hits'], answer['misses'], answer['bypasses']) == (0, 0, 1)
-        assert child.finish() == 0
-
-
-@LOSSES
 @pytest.mark.parametrize('stage', STAGES)
 @every_way
 def test_daemon_is_lost_in_the_middle_of_a_fill(
     daemon: Daemon, fork_child: ForkChild, truth: str, stage: str, loss: str, way: str
 ) -> None:
-    child = fork_child(daemon.root, OVERMIND_DEADLINE='0.5')
+    child = fork_child(daemon.root)
     child.ask(f'stop_at {stage}')
     assert child.ask('load assorted') == {'stage': stage}
     with lost(daemon, loss):
-        answer = child.ask()
+        answer = child.ask('0.5')
         assert (answer['digest'], answer['misses'], answer['bypasses']) == (truth, 0, 1)
         assert child.stderr.count(WARNING) == 1, child.stderr
         assert child.finish() == 0
@@ -199,11 +185,11 @@ def test_daemon_is_lost_in_the_middle_of_a_hit(
 ) -> None:
     """What is open can be mapped without it, and cannot be read."""
     assert fork_child(daemon.root, OVERMIND_STRICT='1').ask('load assorted')['misses'] == 1
-    child = fork_child(daemon.root, OVERMIND_DEADLINE='0.5')
+    child = fork_child(daemon.root)
     child.ask('stop_at entry open')
     assert child.ask('load assorted') == {'stage': 'entry open'}
     with lost(daemon, loss):
-        answer = child.ask()
+        answer = child.ask('0.5')
         assert (answer['digest'], answer['misses']) == (truth, 0)
         assert (answer['hits'], answer['bypasses']) == ((0, 1) if way == 'read' else (1, 0))
         assert child.finish() == 0

@@ -62,6 +62,7 @@ def installed(tmp_path: Path) -> Iterator[dict[str, str]]:
     try:
         yield shell
     finally:
+        subprocess.run([user / 'bin/overmind', 'run', '--stop'], env=shell, check=False)
         subprocess.run([tmp_path / 'prefix/bin/overmind-fs', 'umount', tmp_path / 'run' / 'overmind'], check=False)
         detach(tmp_path / 'run')
 
@@ -83,6 +84,14 @@ def test_an_installed_loader_starts_its_own_daemon_once(installed: dict[str, str
         results.append(json.loads(out.splitlines()[-1]))
     assert sorted(r[:2] for r in results) == [[0, 1], [1, 0], [1, 0], [1, 0]]
     assert all(str(tmp_path / 'env') in r[2] and str(tmp_path / 'env') in r[3] for r in results)
+    script = tmp_path / 'app.py'
+    script.write_text('import sys, overmind.api\nprint(sys.argv[1:])')
+    warm = {**installed, 'XDG_STATE_HOME': str(tmp_path / 'state')}
+    for words, output in ((['app.py', 'x'], "['x']\n"), (['app.py', 'y'], "['y']\n"), (['--stop'], '1 ended\n')):
+        run = subprocess.run(
+            [tmp_path / 'env/bin/overmind', 'run', *words], env=warm, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert (run.stdout, run.stderr, run.returncode) == (output, '', 0)
     mounts = [m for m in Path('/proc/self/mountinfo').read_text().splitlines() if str(tmp_path) in m]
     assert len(mounts) == 1
     share = tmp_path / 'prefix' / 'share'

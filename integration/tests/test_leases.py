@@ -85,6 +85,7 @@ def test_removed_entry_drains_until_its_last_reader_dies(
 
     assert sizes()['cached'] == 0
     assert sizes()['draining'] >= LARGE_BYTES
+    assert holdings.memory.nbytes() >= LARGE_BYTES * holdings.memory.is_known
     filler.kill()
     assert reader.ask('digest')['digest'] == truth
     assert sizes()['draining'] >= LARGE_BYTES

@@ -89,14 +89,13 @@ def test_small_shared_memory(daemon: Daemon, fork_child: ForkChild) -> None:
 
 
 def test_daemon_without_descriptors(daemon: Daemon, fork_child: ForkChild) -> None:
-    """It refuses what it cannot do, and goes on; no entry is half there."""
+    """It makes room or refuses, and goes on; no entry is half there."""
     child = fork_child(daemon.root)
     _, most = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
     few = len(open_files(daemon.pid)) + 8
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (few, most))
     for number in range(20):
         answer = child.ask(f'load numbered {number}')
-    assert answer['bypasses'] > 0
     assert answer['misses'] + answer['bypasses'] == 20
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (most, most))
     truth = truth_of(fork_child, 'numbered 19')

@@ -41,8 +41,8 @@ class Staging:
     def make(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.path)
-        os.mkdir(self.path, 0o700)
-        os.mkdir(os.path.join(self.path, 'tensors'), 0o700)
+        _mkdir(self.path)
+        _mkdir(os.path.join(self.path, 'tensors'))
 
     def reserve(self, nbytes: int) -> None:
         """Room for all of the fill, before any of it is written: a part of it must not drive other entries out."""
@@ -143,6 +143,16 @@ class Staging:
 
     def drop(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _mkdir(path: str) -> None:
+    try:
+        os.mkdir(path, 0o700)
+    except OSError as e:
+        if e.errno != errno.ESTALE:
+            raise
+        # Another daemon has just taken the place. The kernel repeats every other call by itself, and mkdir not always.
+        os.mkdir(path, 0o700)
 
 
 def _mib(nbytes: int) -> str:

@@ -72,6 +72,14 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
+// A mount that went while the others were looked at is nothing to mend.
+func TestUnmountedMeanwhile(t *testing.T) {
+	r := Examine(healthyMachine(t), []Mount{healthyMount(), {Dir: "/mnt/p", Health: overmindfs.NotMounted}})
+	if len(r.Findings) != 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
 func TestFindings(t *testing.T) {
 	inactive := func(reason string) func(*Mount) {
 		return func(o *Mount) { o.Status.Passthrough.Active, o.Status.Passthrough.Reason = false, reason }
@@ -133,11 +141,11 @@ func TestFindings(t *testing.T) {
 		{name: "other", severity: Warning, check: "mount", what: "another file system", fix: "OVERMIND_ROOT",
 			mount: func(o *Mount) { o.Health, o.Looked = overmindfs.OtherMount, false }},
 		{name: "no folder", severity: Error, check: "mount", what: "no such folder", fix: "mkdir -p /mnt/o",
-			mount: func(o *Mount) { o.Health, o.Looked, o.Exists = overmindfs.NotMounted, false, false }},
+			mount: func(o *Mount) { o.Health, o.Looked, o.Wanted, o.Exists = overmindfs.NotMounted, false, true, false }},
 		{name: "empty", severity: Warning, check: "mount", what: "empty folder", fix: "overmind-fs mount --background /mnt/o",
-			mount: func(o *Mount) { o.Health, o.Looked, o.Empty = overmindfs.NotMounted, false, true }},
+			mount: func(o *Mount) { o.Health, o.Looked, o.Wanted, o.Empty = overmindfs.NotMounted, false, true, true }},
 		{name: "plain", severity: Note, check: "mount", what: "plain folder", fix: "overmind-fs mount",
-			mount: func(o *Mount) { o.Health, o.Looked = overmindfs.NotMounted, false }},
+			mount: func(o *Mount) { o.Health, o.Looked, o.Wanted = overmindfs.NotMounted, false, true }},
 		{name: "closed", severity: Error, check: "mount", what: "may not use it", fix: "--user $USER",
 			mount: func(o *Mount) { o.Looked, o.Closed, o.Wanted = false, true, true }},
 

@@ -91,7 +91,7 @@ func daemonLimits(machine Machine, m Mount) []Finding {
 	if files := limits["Max open files"]; files.soft != 0 && files.soft < enoughFiles {
 		found = append(found, Finding{
 			Severity: Warning, What: fmt.Sprintf("the daemon may have %d files open", files.soft),
-			Cost: "fills and loads fail with \"too many open files\" when there are many entries",
+			Cost: "each file of an entry is one: when there are many, idle entries go (max_files), and then fills are refused",
 			Fix:  "ulimit -n 65536 (LimitNOFILE=65536 in the unit), then " + remount(machine, m, ""),
 		})
 	}

@@ -140,6 +140,8 @@ func health(_ Machine, m Mount) []Finding {
 		}}
 	case m.Health != overmindfs.NotMounted:
 		return nil
+	case !m.Wanted:
+		return nil // it was unmounted meanwhile
 	case !m.Exists:
 		return []Finding{{
 			Severity: Error, What: "there is no such folder", Cost: "programs load without the cache",

@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: the interpreter of a warm parent imports ``sitecustomize`` from here while it starts."""
