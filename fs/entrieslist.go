@@ -36,7 +36,8 @@ func (t *tree) entriesJSON() ([]byte, error) {
 		list = append(list, Listed{
 			ID: x.ID, ClassName: x.ClassName, ModelName: x.ModelName, Loader: x.Loader, CreatedNS: x.CreatedNS,
 			FillSeconds: x.FillSeconds, UID: x.Owner.UID, Bytes: x.Bytes, Shared: x.Shared, StructureNbytes: x.StructureBytes,
-			Arenas: x.Arenas, Pinned: x.Pinned, Hits: x.Hits, Leases: x.Leases,
+			Arenas: append([]store.ArenaSize{}, x.Arenas...), // never null
+			Pinned: x.Pinned, Hits: x.Hits, Leases: x.Leases,
 			LeasePIDs: append([]int{}, x.LeasePIDs...), // never null
 			LastUse:   x.LastUse.Unix(),
 		})

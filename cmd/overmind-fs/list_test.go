@@ -194,3 +194,24 @@ func TestDu(t *testing.T) {
 	wantRun(t, exitOK, "5.0 MiB  draining", "du")
 	c.wantSame(t)
 }
+
+// What entries share is in the size of each and once in the sums.
+func TestSharedIsShown(t *testing.T) {
+	d := startDaemon(t, t.TempDir())
+	t.Setenv(rootEnv, d.dir)
+	a := fill(t, d.dir, "a")
+	must(t, fstest.Fill{Root: d.dir, ID: "b", Size: a.Size, From: a.Entry()}.Run())
+	wantRun(t, exitOK, "shared     3.0 MiB, stored once", "show", "a")
+	wantRun(t, exitOK, "3.0 MiB more if no entries shared", "status")
+	wantRun(t, exitOK, `"shared": 3145728`, "ls", "--json")
+	out := wantRun(t, exitOK, "", "du")
+	for _, want := range []string{
+		`(?m)^ +3.3 MiB  a \(3.0 MiB shared\)$`, `(?m)^ +3.3 MiB  b \(3.0 MiB shared\)$`, `(?m)^ +6.6 MiB  in 2 entries$`,
+		`(?m)^ +3.0 MiB  less`, `(?m)^ +3.6 MiB  in all$`,
+	} {
+		if !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	wantRun(t, exitOK, "2 evicted, 3.6 MiB freed", "evict", "--all")
+}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from overmind.arena import Plan
-from overmind.errors import StoreError
+from overmind.errors import Hangs, StoreError
 from overmind.logs import logger
 from overmind.staging import Staging
 
@@ -23,7 +23,7 @@ _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 def link_twins(staging: Staging, plans: list[Plan], keep: Any) -> set[str]:
     """Link what is there already, found by size and compared byte by byte; the names of the plans that need no copy.
 
-    keep holds what the plans' pieces point to. Whatever goes wrong leaves an arena to be written.
+    keep holds what the plans' pieces point to. What fails, unless the daemon hangs, leaves an arena to be written.
     """
     linked = set()
     try:
@@ -31,6 +31,8 @@ def link_twins(staging: Staging, plans: list[Plan], keep: Any) -> set[str]:
         for p in plans:
             if _link_twin(staging, p, alike.get(p.nbytes, []), keep):
                 linked.add(p.name)
+    except Hangs:
+        raise
     except (OSError, StoreError) as e:
         logger.debug('arenas are not shared with other entries: %s', e)
     return linked

@@ -85,14 +85,14 @@ class Staging:
     def link(self, file: int, name: str) -> None:
         """A new arena that is an open file of the cache: exactly that one, whatever its path leads to by now."""
 
-        def work() -> None:
+        def work(own: int) -> None:
             folder = os.open(os.path.join(self.path, 'tensors'), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                os.link(f'/proc/self/fd/{file}', name, dst_dir_fd=folder, follow_symlinks=True)
+                os.link(f'/proc/self/fd/{own}', name, dst_dir_fd=folder, follow_symlinks=True)
             finally:
                 close(folder)
 
-        self.store.patiently(work)
+        self.store.patiently_with(file, work)
 
     def _create(self, path: str, nbytes: int) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -355,7 +355,7 @@ class Store:
                 return list(_arenas_in(os.path.join(self.root, 'pipelines')))
             with open(os.path.join(self.root, 'entries.json'), 'rb') as f:
                 entries = [e for e in json.load(f) if e['uid'] == os.geteuid()]
-            return [(e['last_use'], a['nbytes'], e['id'], a['name']) for e in entries for a in e['arenas']]
+            return [(e['last_use'], a['nbytes'], e['id'], a['name']) for e in entries for a in e['arenas'] or ()]
 
         found: dict[int, list[tuple[str, str]]] = {}
         for _, nbytes, id, name in sorted(self.patiently(look), reverse=True):
