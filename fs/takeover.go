@@ -41,6 +41,7 @@ func (m *Mount) TakeOver(socket string) (pid int, err error) {
 	if err := m.tree.store.Adopt(all); err != nil {
 		return 0, err
 	}
+	m.tree.store.Succeed(t.PID)
 	if err := t.Switch(m.detached); err != nil {
 		if placed, e := m.placed(); !placed {
 			return 0, errors.Join(err, e)
