@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -265,7 +266,7 @@ func TestFailedReplaceLeavesTheOldOne(t *testing.T) {
 			h, err := handover.Take(socket, &calls, slog.New(slog.DiscardHandler))
 			must(t, err)
 			defer h.Close()
-			all, err := h.Collect()
+			all, err := h.Collect(context.Background())
 			must(t, err)
 			if len(all) != 1 || all[0].ID != "a" {
 				t.Errorf("%v", all)
