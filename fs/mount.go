@@ -67,7 +67,7 @@ func New(opts Options) (*Mount, error) {
 	var err error
 	root := os.Geteuid() == 0
 	if !root {
-		if _, err = fusermount(); err != nil {
+		if err = mayMount(); err != nil {
 			return nil, err
 		}
 	}

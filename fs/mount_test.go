@@ -257,8 +257,12 @@ func TestStatusAndMetrics(t *testing.T) {
 	for _, p := range problems {
 		t.Errorf("metric %s: %s", p.Metric, p.Text)
 	}
-	if got := m.metric(t, `fills_total{result="committed"}`); got != "1" {
-		t.Errorf("fills %s", got)
+	for name, want := range map[string]string{
+		"fills_started_total": "1", `fills_total{result="committed"}`: "1", `fills_total{result="failed"}`: "0",
+	} {
+		if got := m.metric(t, name); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
 	}
 	var doc map[string]any
 	text, err = os.ReadFile(filepath.Join(f.Entry(), "manifest.json"))

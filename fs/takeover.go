@@ -26,21 +26,23 @@ const answerWait = time.Second
 var ErrFDPassingOff = errors.New("it was started with --fd-passing=off and hands nothing over")
 
 // TakeOver takes everything over from the daemon that is mounted at the folder of this mount, whose control socket is
-// given, into an empty store, and gets its place. The mount must be Detached. On error the running daemon goes on.
-func (m *Mount) TakeOver(socket string) (pid int, err error) {
+// given, into an empty store, and gets its place. The mount must be Detached. On error, and when ctx ends before the
+// place is taken, the running daemon goes on.
+func (m *Mount) TakeOver(ctx context.Context, socket string) (pid int, err error) {
 	calls := store.NewOS()
 	t, err := handover.Take(socket, &calls, m.log)
 	if err != nil {
 		return 0, err
 	}
 	defer t.Close()
-	all, err := t.Collect()
+	all, err := t.Collect(ctx)
 	if err != nil {
 		return 0, err
 	}
 	if err := m.tree.store.Adopt(all); err != nil {
 		return 0, err
 	}
+	m.tree.store.Succeed(t.PID)
 	if err := t.Switch(m.detached); err != nil {
 		if placed, e := m.placed(); !placed {
 			return 0, errors.Join(err, e)

@@ -23,6 +23,18 @@ func fusermount() (string, error) {
 	return "", ErrNoFusermount
 }
 
+// mayMount says what an unprivileged process lacks to mount, nil if nothing.
+func mayMount() error {
+	if _, err := fusermount(); err != nil {
+		return err
+	}
+	// The helper opens it with the rights of its caller, and its message about that is lost in go-fuse.
+	if err := unix.Access("/dev/fuse", unix.R_OK|unix.W_OK); err != nil {
+		return fmt.Errorf("/dev/fuse: %w; as root: chmod 666 /dev/fuse", err)
+	}
+	return nil
+}
+
 // Detach unmounts path. A lazy detach also succeeds while files are open: the mount disappears from the tree at once
 // and goes when the last of them is closed. A plain one fails with unix.EBUSY then.
 func Detach(path string, lazy bool) error {

@@ -154,7 +154,7 @@ func defaultLogFile(dir string) (string, error) {
 	}
 	folder := filepath.Join(base, stateDir)
 	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return "", err
+		return "", fmt.Errorf("no folder for the log (--log-file FILE chooses another place): %w", err)
 	}
 	name := strings.ReplaceAll(strings.TrimPrefix(mount, "/"), "/", "-")
 	return filepath.Join(folder, name+".log"), nil

@@ -73,7 +73,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 		return err
 	}
 	if predecessor != "" {
-		if err := takeOver(m, predecessor, dir, logger); err != nil {
+		if err := takeOver(ctx, m, predecessor, dir, logger); err != nil {
 			return err
 		}
 	}

@@ -29,9 +29,10 @@ const (
 	// walkEnv makes it a process that reads the named file over and over, until its input ends.
 	walkEnv = "OVERMIND_TEST_WALK"
 	// lookEnv makes it a client that reads the named entry again and again until its input ends, and fillEnv one that
-	// takes the lock of "dying" in the named cache, stages it, and waits.
+	// takes the lock of "dying" in the named cache, stages it, and waits; lateEnv stages only when it is told to.
 	lookEnv = "OVERMIND_TEST_LOOK"
 	fillEnv = "OVERMIND_TEST_FILL"
+	lateEnv = "OVERMIND_TEST_LATE"
 )
 
 func TestMain(m *testing.M) {
@@ -67,12 +68,14 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if root := os.Getenv(fillEnv); root != "" {
-		if err := holdFill(root); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
+	for env, late := range map[string]bool{fillEnv: false, lateEnv: true} {
+		if root := os.Getenv(env); root != "" {
+			if err := holdFill(root, late); err != nil {
+				fmt.Println(err)
+				os.Exit(1)
+			}
+			os.Exit(0)
 		}
-		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }

@@ -52,9 +52,9 @@ func resolved(path string) (string, error) {
 }
 
 // takeOver gets the place of the running daemon, or leaves it as it is.
-func takeOver(m *overmindfs.Mount, socket, dir string, logger *slog.Logger) error {
+func takeOver(ctx context.Context, m *overmindfs.Mount, socket, dir string, logger *slog.Logger) error {
 	begun := time.Now()
-	pid, err := m.TakeOver(socket)
+	pid, err := m.TakeOver(ctx, socket)
 	if err != nil {
 		_, _ = m.Unmount()
 		return fmt.Errorf("%s: not taken over: %w", dir, err)

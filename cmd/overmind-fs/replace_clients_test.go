@@ -46,14 +46,21 @@ func keepLooking(entry string) error {
 	return nil
 }
 
-func holdFill(root string) error {
+// holdFill stages at once, or late: when it has been given a byte.
+func holdFill(root string, late bool) error {
 	if _, err := tryLock(root, "dying"); err != nil {
 		return err
+	}
+	if late {
+		fmt.Println("mapped")
+		_, _ = os.Stdin.Read(make([]byte, 1))
 	}
 	if err := (fstest.Fill{Root: root, ID: "dying", Size: mib}).Stage(); err != nil {
 		return err
 	}
-	fmt.Println("mapped")
+	if !late {
+		fmt.Println("mapped")
+	}
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	return nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -180,20 +181,28 @@ func TestReplaceKeepsSharedArenas(t *testing.T) {
 // A filler that dies after the takeover leaves nothing behind, as without one.
 func TestFillerDiesAfterReplace(t *testing.T) {
 	needBeneath(t)
-	d := startDaemon(t, t.TempDir())
-	c := startClientAs(t, fillEnv, d.dir)
-	n := d.replace(t)
-	if _, err := os.Stat(filepath.Join(d.dir, "staging", "dying")); err != nil {
-		t.Error(err)
+	for name, env := range map[string]string{"staged before": fillEnv, "staged after": lateEnv} {
+		t.Run(name, func(t *testing.T) {
+			d := startDaemon(t, t.TempDir())
+			c := startClientAs(t, env, d.dir)
+			n := d.replace(t)
+			_, err := c.in.Write([]byte("x"))
+			must(t, err)
+			staging := filepath.Join(d.dir, "staging", "dying")
+			eventually(t, "all is staged", func() bool {
+				_, err := os.Stat(filepath.Join(staging, "manifest"))
+				return err == nil
+			})
+			must(t, c.cmd.Process.Kill())
+			_ = c.cmd.Wait()
+			eventually(t, "the staging is dropped", func() bool {
+				_, err := os.Stat(staging)
+				return errors.Is(err, os.ErrNotExist)
+			})
+			d.wantEnd(t)
+			eventually(t, "all memory is let go", func() bool { return memfds(t, n.cmd.Process.Pid) == 0 })
+		})
 	}
-	must(t, c.cmd.Process.Kill())
-	_ = c.cmd.Wait()
-	eventually(t, "the staging is dropped", func() bool {
-		_, err := os.Stat(filepath.Join(d.dir, "staging", "dying"))
-		return errors.Is(err, os.ErrNotExist)
-	})
-	d.wantEnd(t)
-	eventually(t, "all memory is let go", func() bool { return memfds(t, n.cmd.Process.Pid) == 0 })
 }
 
 // Signals reach a replaced daemon too, and it does not unmount its successor.
@@ -283,7 +292,7 @@ func TestFailedReplaceLeavesTheOldOne(t *testing.T) {
 			h, err := handover.Take(socket, &calls, slog.New(slog.DiscardHandler))
 			must(t, err)
 			defer h.Close()
-			all, err := h.Collect()
+			all, err := h.Collect(context.Background())
 			must(t, err)
 			if len(all) != 1 || all[0].ID != "a" {
 				t.Errorf("%v", all)

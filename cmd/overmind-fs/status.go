@@ -1,13 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/prometheus/common/model"
 	"github.com/urfave/cli/v2"
 
 	overmindfs "overmind-fs/fs"
@@ -57,19 +60,19 @@ func printStatus(w io.Writer, s overmindfs.Status) error {
 	if s.Limits.MaxEntries > 0 {
 		limit = fmt.Sprintf(" of %d", s.Limits.MaxEntries)
 	}
-	line("entries", "%d%s, %d leases, %d hits", s.Entries, limit, s.Leases, s.Hits)
+	if ttl := s.Limits.TTLS; ttl > 0 {
+		limit += fmt.Sprintf(", idle ones go after %s", model.Duration(ttl*float64(time.Second)))
+	}
+	line("entries", "%d%s, %d leases, %d hits, %d misses", s.Entries, limit, s.Leases, s.Hits, s.Misses)
 	line("fills", "%d committed, %d failed, %d under way, %d requests did not fit",
 		s.Fills.Committed, s.Fills.Failed, s.Fills.Staging, s.Refused)
-	evicted := ""
+	var evicted []string
 	for _, r := range store.Reasons {
 		if n := s.Evictions[r]; n > 0 {
-			evicted += fmt.Sprintf(" %d %s", n, r)
+			evicted = append(evicted, fmt.Sprintf("%d %s", n, r))
 		}
 	}
-	if evicted == "" {
-		evicted = " none"
-	}
-	line("evictions", "%s", evicted[1:])
+	line("evictions", "%s", cmp.Or(strings.Join(evicted, ", "), "none"))
 	line("passthrough", "%s", activity(s.Passthrough.Active, s.Passthrough.Reason))
 	line("fd passing", "%s", activity(s.FDPassing.Active, s.FDPassing.Reason))
 	line("huge pages", "%s, on %d of %d arenas", activity(s.HugePages.Active, s.HugePages.Reason),

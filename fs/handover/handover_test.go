@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -122,7 +123,7 @@ func TestChangesBetweenTheParts(t *testing.T) {
 	h := takeover(t, young, io.Discard)
 	collected := make(chan []*store.Adoption)
 	go func() {
-		all, err := h.Collect()
+		all, err := h.Collect(context.Background())
 		if err != nil {
 			t.Error(err)
 		}
@@ -175,7 +176,7 @@ func TestDamagedEntryIsLeftOut(t *testing.T) {
 		must(t, fdpass.Send(old, m.Encode(), m.fd))
 	}
 	must(t, unix.Close(fd))
-	if all, err := h.Collect(); err != nil || len(all) != 0 {
+	if all, err := h.Collect(context.Background()); err != nil || len(all) != 0 {
 		t.Errorf("%v, %v", all, err)
 	}
 	if got := log.String(); !strings.Contains(got, "entry=bad") || !strings.Contains(got, "manifest: seals did not hold") {
@@ -195,7 +196,7 @@ func TestRefusalIsTold(t *testing.T) {
 	must(t, err)
 	must(t, reply(message))
 	h := takeover(t, young, io.Discard)
-	if _, err := h.Collect(); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "another takeover") {
+	if _, err := h.Collect(context.Background()); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "another takeover") {
 		t.Errorf("%v", err)
 	}
 	if err := <-ended; !errors.Is(err, store.ErrBusy) {
@@ -234,9 +235,27 @@ func TestNonsenseIsRefused(t *testing.T) {
 			closeFD(fd)
 			must(t, old.Close())
 			h := takeover(t, young, io.Discard)
-			if _, err := h.Collect(); !errors.Is(err, m.want) {
+			if _, err := h.Collect(context.Background()); !errors.Is(err, m.want) {
 				t.Errorf("%v, want %v", err, m.want)
 			}
 		})
+	}
+}
+
+// Whoever is interrupted while the other side has commits under way gives the takeover up, at once and for good.
+func TestInterruptedBeforeTheEnd(t *testing.T) {
+	old, young := pair(t)
+	s := newStore(t)
+	publish(t, s, "a")
+	h := takeover(t, young, io.Discard)
+	o := offer{c: old, store: s, sent: map[uint64]bool{}}
+	must(t, o.entries(s.Records(false)))
+	ctx, interrupt := context.WithCancel(context.Background())
+	time.AfterFunc(10*time.Millisecond, interrupt)
+	if all, err := h.Collect(ctx); !errors.Is(err, ErrRefused) || !errors.Is(err, context.Canceled) || all != nil {
+		t.Errorf("%v, %v", all, err)
+	}
+	if err := o.rest(); err == nil {
+		t.Error("the other side does not notice")
 	}
 }

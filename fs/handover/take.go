@@ -1,6 +1,7 @@
 package handover
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -138,8 +139,21 @@ func (p *parcel) close() {
 }
 
 // Collect receives and checks everything, for store.Adopt. What does not check out is left out, with a warning. When it
-// returns, the other side holds all changes up, for two seconds at most.
-func (t *Takeover) Collect() ([]*store.Adoption, error) {
+// returns, the other side holds all changes up, for two seconds at most. When ctx ends first, the other side goes on.
+func (t *Takeover) Collect(ctx context.Context) ([]*store.Adoption, error) {
+	stop := context.AfterFunc(ctx, func() { _ = t.c.Close() })
+	defer stop()
+	all, err := t.collect()
+	if ctx.Err() != nil {
+		for _, a := range all {
+			a.Close()
+		}
+		return nil, fmt.Errorf("%w: %w", ErrRefused, ctx.Err())
+	}
+	return all, err
+}
+
+func (t *Takeover) collect() ([]*store.Adoption, error) {
 	for {
 		if err := t.c.SetDeadline(time.Now().Add(takePatience)); err != nil {
 			return nil, err

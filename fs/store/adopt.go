@@ -208,7 +208,7 @@ func (s *Store) adopt(a *Adoption, same map[memfdID]*memory) error {
 	table, in := s.entries, inCache
 	if a.Staging {
 		table, in = s.staging, inStaging
-		e.hadLock, e.hasTensors = a.PID != 0, a.HasTensors
+		e.hadLock, e.lockPID, e.hasTensors = a.PID != 0, int(a.PID), a.HasTensors
 	} else {
 		e.state, e.facts, e.hasTensors = Published, factsOf(a.manifest), true
 		e.hits, e.pinned, e.lastUse = a.Hits, a.Pinned, time.Unix(0, a.LastUseNS)

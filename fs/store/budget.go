@@ -25,13 +25,13 @@ func (s *Store) reserve(n uint64, look bool, what string) error {
 		return s.refuse(n, what, "more than the whole budget", 0)
 	}
 	missing := shortfall(s.used()+n, s.opts.MaxBytes)
-	cause := "budget"
+	cause, short := "budget", false
 	if look {
 		room, err := s.os.Headroom()
 		if err != nil {
 			s.log.Warn("free memory is unknown", "error", err)
 		} else if m := shortfall(n+s.pending+s.promised+memoryMargin, room); m > missing {
-			missing, cause = m, fmt.Sprintf("free memory, %s are left", humanize.IBytes(room))
+			missing, cause, short = m, fmt.Sprintf("free memory, %s are left", humanize.IBytes(room)), true
 		}
 	}
 	if missing == 0 {
@@ -44,7 +44,24 @@ func (s *Store) reserve(n uint64, look bool, what string) error {
 	for _, e := range victims {
 		s.evict(e, ReasonRoom)
 	}
+	if short {
+		return s.reclaimed(n, what)
+	}
 	return nil
+}
+
+// reclaimed makes sure that n bytes are free now. What was evicted may be held by others still, as by a daemon that this
+// one has replaced; to allocate all the same could get this process killed.
+func (s *Store) reclaimed(n uint64, what string) error {
+	room, err := s.os.Headroom()
+	if err != nil || n+s.pending+s.promised <= room { // memoryMargin is for what the kernel counts late
+		return nil
+	}
+	s.counters.Refused++
+	s.log.Warn("does not fit, and what was evicted is still held", "file", what, "bytes", n, "size", humanize.IBytes(n),
+		"left", humanize.IBytes(room))
+	return fmt.Errorf("%w for %s: %s of memory are left, and what was evicted is still held", ErrNoSpace,
+		humanize.IBytes(n), humanize.IBytes(room))
 }
 
 // Reserve makes room for all that a fill will take, before any of it is there: what does not fit is refused as a whole,

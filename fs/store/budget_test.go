@@ -97,6 +97,24 @@ func TestFreeMemoryCounts(t *testing.T) {
 	fx.wantEntries()
 }
 
+// What does not come back when it is evicted, as from a daemon that was replaced, is not allocated once more.
+func TestMemoryThatDoesNotComeBack(t *testing.T) {
+	var room uint64 = 1 << 40
+	fx := newFixture(t, 1<<40, func(o *Options) {
+		o.OS.Headroom = func() (uint64, error) { return room, nil }
+	})
+	fx.fill("a", memoryMargin+4*mib, alice)
+	e, err := fx.Begin("b", alice)
+	must(t, err)
+	room = 3 * mib
+	err = e.Reserve(5*mib, alice)
+	wantErr(t, err, ErrNoSpace)
+	if !strings.Contains(err.Error(), "still held") || fx.Stats().Counters.Refused != 1 {
+		t.Error(err)
+	}
+	must(t, fx.Check())
+}
+
 // A fill of several arenas that does not fit as a whole is refused before the first of them evicts anything.
 func TestReserve(t *testing.T) {
 	fx := newFixture(t, 10*mib)

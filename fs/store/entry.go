@@ -37,6 +37,7 @@ type Entry struct {
 	state      State
 	promised   uint64 // part of Store.promised: bytes that were reserved and not used yet
 	hadLock    bool   // its filler held a handle on the lock when it began
+	lockPID    int    // of the filler, or of the daemon that stands in for it
 	committing bool
 	abandoned  bool // the filler went away while committing
 	moved      bool // a staging that another daemon has now

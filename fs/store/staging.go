@@ -23,11 +23,19 @@ func (s *Store) Begin(id string, c Caller) (*Entry, error) {
 		return nil, ErrExists
 	}
 	e := s.newEntry(id, s.nextSerial(), c, s.opts.Now())
-	e.hadLock = s.locks[id][c.PID] > 0
+	e.hadLock, e.lockPID = s.lockedBy(id, c.PID)
 	s.staging[id] = e
 	s.counters.FillsStarted++
 	s.log.Debug("fill started", "entry", id, "uid", c.UID, "pid", c.PID)
 	return e, nil
+}
+
+// lockedBy says whether process pid has the lock of id open, and which process it is whose handle goes with it.
+func (s *Store) lockedBy(id string, pid int) (bool, int) {
+	if s.locks[id][pid] == 0 && s.predecessor != 0 {
+		pid = s.predecessor // it may have opened the lock in that daemon's mount
+	}
+	return s.locks[id][pid] > 0, pid
 }
 
 func (s *Store) newEntry(id string, serial uint64, owner Caller, created time.Time) *Entry {
@@ -165,7 +173,7 @@ func (h *LockHandle) Release() {
 	e := s.staging[h.id]
 	switch {
 	case s.superseded: // the staging is there
-	case e == nil || !e.hadLock || e.owner.PID != h.pid:
+	case e == nil || !e.hadLock || e.lockPID != h.pid:
 	case e.committing:
 		e.abandoned = true
 	default:

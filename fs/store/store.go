@@ -75,10 +75,11 @@ type Store struct {
 	becameIdle chan struct{} // gets a token when an entry may have become one that expires
 
 	// of a takeover, see supersede.go
-	frozen     bool
-	superseded bool
-	changed    *sync.Cond     // on mu: frozen, superseded, or the end of a commit or an allocation
-	stands     map[any]func() // what stands for our locks (by id) and writers (by *File) in the other daemon
+	frozen      bool
+	superseded  bool
+	predecessor int            // process of the daemon that was taken over from, 0 for none
+	changed     *sync.Cond     // on mu: frozen, superseded, or the end of a commit or an allocation
+	stands      map[any]func() // what stands for our locks (by id) and writers (by *File) in the other daemon
 }
 
 // New returns an empty store.

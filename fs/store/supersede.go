@@ -26,6 +26,14 @@ func (s *Store) awaitThaw() {
 	}
 }
 
+// Succeed is called before the daemon in process pid hands its place over: it will open our locks for those of its
+// clients that have its own open, and keep them until these are released.
+func (s *Store) Succeed(pid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.predecessor = pid
+}
+
 // Freeze waits until no commit and no allocation is under way and then holds all changes up. The error wraps ErrBusy
 // when ctx ended first or when the store is frozen already, ErrSuperseded and ErrClosed when it is too late.
 func (s *Store) Freeze(ctx context.Context) error {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from integration.harness.daemon import Daemon
+from integration.harness.places import daemon_binary
 from integration.harness.runs import environment
 from integration.tests.conftest import WAYS
 
@@ -82,3 +84,24 @@ def test_root_serves_a_user_with_the_fast_paths(tmp_path: Path, uid: int, way: s
         assert entry.stat().st_uid == uid
         other = ['setpriv', '--reuid=65533', '--regid=65533', '--clear-groups', 'ls', str(daemon.root)]
         assert subprocess.run(other, capture_output=True).returncode != 0
+
+
+def test_user_who_may_not_open_the_device(tmp_path: Path, uid: int) -> None:
+    if os.stat('/dev/fuse').st_mode & 0o006:
+        pytest.skip('everybody may open /dev/fuse here')
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    helpers, place = tmp_path / 'bin', tmp_path / 'mnt'
+    helpers.mkdir()
+    place.mkdir()
+    os.chown(place, uid, uid)
+    (helpers / 'fusermount3').write_text('#!/bin/sh\nexit 1\n')
+    binary = shutil.copy(daemon_binary(), helpers)
+    for path in helpers.iterdir():
+        path.chmod(0o755)
+    line = [binary, 'mount', str(place)]
+    done = subprocess.run(
+        line, user=uid, env={'PATH': str(helpers)}, capture_output=True, text=True, timeout=60, cwd='/'
+    )
+    assert done.returncode == 1
+    assert 'permission denied; as root: chmod 666 /dev/fuse' in done.stderr
