@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +14,7 @@ from overmind.arena import Plan
 from overmind.errors import Hangs, StoreError
 from overmind.logs import logger
 from overmind.staging import Staging
+from overmind.store import Store, close
 
 # Read at once, in bytes: little enough to stay in the processor's cache.
 _STEP = 256 << 10
@@ -27,7 +30,7 @@ def link_twins(staging: Staging, plans: list[Plan], keep: Any) -> set[str]:
     """
     linked = set()
     try:
-        alike = staging.store.own_arenas({p.nbytes for p in plans})
+        alike = _own_arenas(staging.store, {p.nbytes for p in plans})
         for p in plans:
             if _link_twin(staging, p, alike.get(p.nbytes, []), keep):
                 linked.add(p.name)
@@ -44,7 +47,7 @@ def _link_twin(staging: Staging, plan: Plan, alike: list[tuple[str, str]], keep:
         if compared >= plan.nbytes:
             break
         try:
-            with staging.store.published_arena(id, name) as (file, memory):
+            with _published_arena(staging.store, id, name) as (file, memory):
                 # The thread may be left behind in a daemon that hangs, so it has its own reference to the pieces.
                 agreed = staging.store.patiently_with(memory, functools.partial(_agreement, plan, keep))
                 if agreed == plan.nbytes:
@@ -54,6 +57,46 @@ def _link_twin(staging: Staging, plan: Plan, alike: list[tuple[str, str]], keep:
             continue  # evicted or replaced meanwhile
         compared += agreed
     return False
+
+
+def _own_arenas(store: Store, sizes: set[int]) -> dict[int, list[tuple[str, str]]]:
+    """Entry and name of the published arenas of this user that have one of these sizes, last used first."""
+
+    def look() -> list[tuple[float, int, str, str]]:
+        if not store.is_mount:
+            return list(_arenas_in(os.path.join(store.root, 'pipelines')))
+        with open(os.path.join(store.root, 'entries.json'), 'rb') as f:
+            entries = [e for e in json.load(f) if e['uid'] == os.geteuid()]
+        return [(e['last_use'], a['nbytes'], e['id'], a['name']) for e in entries for a in e['arenas'] or ()]
+
+    found: dict[int, list[tuple[str, str]]] = {}
+    for _, nbytes, id, name in sorted(store.patiently(look), reverse=True):
+        if nbytes in sizes:
+            found.setdefault(nbytes, []).append((id, name))
+    return found
+
+
+@contextlib.contextmanager
+def _published_arena(store: Store, id: str, name: str) -> Iterator[tuple[int, int]]:
+    """The file of an arena, open for reading and closed at the end, and what its bytes are to be read from."""
+    path = os.path.join(store.root, 'pipelines', id, 'tensors', name)
+    with contextlib.ExitStack() as opened:
+        file = memory = store.patiently(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), late=close)
+        opened.callback(close, file)
+        if store.way == 'fd':
+            memory = store.memory('pipelines', id, name, file)
+            opened.callback(close, memory)
+        yield file, memory
+
+
+def _arenas_in(pipelines: str) -> Iterator[tuple[float, int, str, str]]:
+    """Of a plain directory: time, size, entry and name of each arena of this user."""
+    for id in os.listdir(pipelines):
+        with contextlib.suppress(OSError), os.scandir(os.path.join(pipelines, id, 'tensors')) as files:
+            for f in files:
+                st = f.stat()
+                if st.st_uid == os.geteuid():
+                    yield st.st_mtime, st.st_size, id, f.name
 
 
 def _agreement(plan: Plan, _keep: Any, fd: int) -> int:

@@ -14,7 +14,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -347,47 +347,9 @@ class Store:
         # Half of the time for touching the mount, so that there is some left to go on without the socket.
         return arena_fd(self.root, place, id, name, os.fstat(handle).st_ino, self.deadline / 2)
 
-    def own_arenas(self, sizes: set[int]) -> dict[int, list[tuple[str, str]]]:
-        """Entry and name of the published arenas of this user that have one of these sizes, last used first."""
-
-        def look() -> list[tuple[float, int, str, str]]:
-            if not self.is_mount:
-                return list(_arenas_in(os.path.join(self.root, 'pipelines')))
-            with open(os.path.join(self.root, 'entries.json'), 'rb') as f:
-                entries = [e for e in json.load(f) if e['uid'] == os.geteuid()]
-            return [(e['last_use'], a['nbytes'], e['id'], a['name']) for e in entries for a in e['arenas'] or ()]
-
-        found: dict[int, list[tuple[str, str]]] = {}
-        for _, nbytes, id, name in sorted(self.patiently(look), reverse=True):
-            if nbytes in sizes:
-                found.setdefault(nbytes, []).append((id, name))
-        return found
-
-    @contextlib.contextmanager
-    def published_arena(self, id: str, name: str) -> Iterator[tuple[int, int]]:
-        """The file of an arena, open for reading and closed at the end, and what its bytes are to be read from."""
-        path = os.path.join(self.root, 'pipelines', id, 'tensors', name)
-        with contextlib.ExitStack() as opened:
-            file = memory = self.patiently(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), late=close)
-            opened.callback(close, file)
-            if self.way == 'fd':
-                memory = self.memory('pipelines', id, name, file)
-                opened.callback(close, memory)
-            yield file, memory
-
     def socket_failed(self, e: Exception) -> None:
         text = (e.strerror if isinstance(e, OSError) else None) or str(e)
         warn_once(f'socket:{self.root}', f'{self.root}: arenas are copied instead of shared: {text}')
-
-
-def _arenas_in(pipelines: str) -> Iterator[tuple[float, int, str, str]]:
-    """Of a plain directory: time, size, entry and name of each arena of this user."""
-    for id in os.listdir(pipelines):
-        with contextlib.suppress(OSError), os.scandir(os.path.join(pipelines, id, 'tensors')) as files:
-            for f in files:
-                st = f.stat()
-                if st.st_uid == os.geteuid():
-                    yield st.st_mtime, st.st_size, id, f.name
 
 
 def close_entry(entry: OpenEntry | None) -> None:
