@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -32,6 +33,13 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 every_way = pytest.mark.parametrize('way', WAYS, indirect=True)
 every_shared_way = pytest.mark.parametrize('way', [way for way in WAYS if way != 'read'], indirect=True)
+
+
+def pytest_configure() -> None:
+    """As in a terminal: what a script runs in the background starts with these ignored, and so do its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def daemons_under(folder: Path) -> list[int]:

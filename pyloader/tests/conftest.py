@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import pathlib
+import signal
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """As in a terminal: what a script runs in the background starts with these ignored, and so do its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
