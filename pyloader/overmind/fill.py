@@ -13,7 +13,8 @@ from overmind import chance
 from overmind.errors import Bypass, StoreError, Unpicklable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey
-from overmind.manifest import Arena, Manifest, Source, encode
+from overmind.manifest import Arena, Manifest, Source
+from overmind.manifest.encode import encode
 from overmind.references import References
 from overmind.restore import restore
 from overmind.sharing import link_twins

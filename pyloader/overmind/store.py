@@ -16,13 +16,15 @@ import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from overmind.control.client import Place, arena_fd
 from overmind.deadline import guarded
 from overmind.errors import CorruptEntry, Hangs, StoreError
 from overmind.logs import logger, warn_once
 from overmind.manifest import Manifest, decode
+
+if TYPE_CHECKING:
+    from overmind.control.client import Place
 
 T = TypeVar('T')
 
@@ -344,6 +346,8 @@ class Store:
 
     def memory(self, place: Place, id: str, name: str, handle: int) -> int:
         """The memory of an arena whose file is open, over the daemon's socket."""
+        from overmind.control.client import arena_fd  # with FlatBuffers, which passthrough does without
+
         # Half of the time for touching the mount, so that there is some left to go on without the socket.
         return arena_fd(self.root, place, id, name, os.fstat(handle).st_ino, self.deadline / 2)
 

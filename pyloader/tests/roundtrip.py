@@ -8,7 +8,8 @@ from typing import Any
 import overmind_cext
 
 from overmind import arena
-from overmind.manifest import Arena, Manifest, decode, encode
+from overmind.manifest import Arena, Manifest, decode
+from overmind.manifest.encode import encode
 from overmind.naming import name_tensors
 from overmind.references import References, Registry
 from overmind.restore import restore

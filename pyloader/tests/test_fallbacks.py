@@ -26,8 +26,9 @@ import torch
 from overmind import cache, deadline, store
 from overmind.api import explain, load, stats
 from overmind.errors import OvermindError
-from overmind.manifest import decode, encode
+from overmind.manifest import decode
 from overmind.manifest import encode as encoding
+from overmind.manifest.encode import encode
 
 LOG = logging.getLogger('loader-calls')
 
@@ -270,10 +271,10 @@ def test_a_manifest_of_a_future_format(
 ) -> None:
     path = entry / 'manifest'
     manifest = decode(path.read_bytes())
-    monkeypatch.setattr(sys.modules[encoding.__module__], 'FORMAT', 2)
+    monkeypatch.setattr(encoding, 'FORMAT', 2)
     path.chmod(0o644)
     path.write_bytes(encode(manifest))
-    monkeypatch.setattr(sys.modules[encoding.__module__], 'FORMAT', 1)
+    monkeypatch.setattr(encoding, 'FORMAT', 1)
     assert_made(falls_back('format 2', make, checkpoint, outcome='miss'))
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from overmind.errors import CorruptEntry
 from overmind.key.inputs import Listing, Source
-from overmind.manifest import Arena, Manifest, StorageRow, TensorRow, decode, encode
+from overmind.manifest import Arena, Manifest, StorageRow, TensorRow, decode
+from overmind.manifest.encode import encode
 
 TEXT = st.text(max_size=20).filter(lambda s: '\0' not in s and s.isprintable())
 

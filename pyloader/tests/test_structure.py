@@ -236,7 +236,8 @@ def test_references_stand_for_the_callers_own_objects() -> None:
     registry.add(other, 'vae-1')
     from roundtrip import write
 
-    from overmind.manifest import decode, encode
+    from overmind.manifest import decode
+    from overmind.manifest.encode import encode
     from overmind.restore import restore
     from overmind.store import OpenEntry
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from overmind.manifest.decode import decode
-from overmind.manifest.encode import encode
 from overmind.manifest.model import (
     FORMAT,
     PARAMETER,
@@ -27,5 +26,4 @@ __all__ = [
     'StorageRow',
     'TensorRow',
     'decode',
-    'encode',
 ]

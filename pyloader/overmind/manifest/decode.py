@@ -1,21 +1,20 @@
 """FlatBuffers to Manifest. The bytes may be anything: whatever does not hold together is a CorruptEntry.
 
-Python's FlatBuffers reads with bounds-checked ``struct`` calls, so hostile offsets end in an exception or in wrong
-values, never outside the buffer; the ranges are compared with the arenas here, before anything is mapped.
+Hostile offsets end in an exception or in wrong values, never outside the buffer (see vectors.py); the ranges are
+compared with the arenas here, before anything is mapped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 from overmind.errors import CorruptEntry
 from overmind.key.inputs import Listing, Source
-from overmind.manifest.generated import manifest_generated as fb
 from overmind.manifest.model import FORMAT, STORAGE, TENSOR, Arena, Manifest, StorageRow, TensorRow
-from overmind.manifest.vectors import pairs, strings, structs
+from overmind.manifest.vectors import I64, U32, U64, Table
 
-T = TypeVar('T')
+# Slots of the vtables, in the order of the fields in schema/manifest.fbs: 4 + 2 * position
+_FORMAT, _ID, _CLASS_NAME, _MODEL_NAME, _LOADER, _SCOPE, _CREATED_NS, _FILL_SECONDS = range(4, 20, 2)
+_ARENAS, _STORAGES = 20, 22
+_TENSORS, _DIMS, _DTYPES, _DEVICES, _STRUCTURE, _KEY, _SOURCES, _LISTINGS, _DISTRIBUTIONS, _MODULES = range(26, 46, 2)
 
 
 def decode(data: bytes) -> Manifest:
@@ -24,12 +23,13 @@ def decode(data: bytes) -> Manifest:
     Without ``storage_names``, which are for the daemon.
     """
     try:
-        if not fb.Manifest.ManifestBufferHasIdentifier(data, 0, False):
+        if data[4:8] != b'OVMF':
             raise CorruptEntry('the manifest does not start with OVMF')
-        root = fb.Manifest.GetRootAs(data, 0)
-        if root.Format() != FORMAT:
-            raise CorruptEntry(f'the manifest has format {root.Format()}, this loader reads format {FORMAT}')
-        m = _read(root, data)
+        root = Table(data, U32.unpack_from(data)[0])
+        found = root.number(_FORMAT, U32)
+        if found != FORMAT:
+            raise CorruptEntry(f'the manifest has format {found}, this loader reads format {FORMAT}')
+        m = _read(root)
     except CorruptEntry:
         raise
     except Exception as e:
@@ -38,48 +38,32 @@ def decode(data: bytes) -> Manifest:
     return m
 
 
-def _text(value: bytes | None) -> str:
-    return '' if value is None else value.decode()
-
-
-def _many(count: int, item: Callable[[int], Any], read: Callable[[Any], T], data: bytes) -> list[T]:
-    if count > len(data) // 4:
-        raise CorruptEntry(f'the manifest claims {count} items in {len(data)} bytes')
-    return [read(item(i)) for i in range(count)]
-
-
-# Slots of the vtable, in the order of the fields in schema/manifest.fbs: 4 + 2 * position
-_STORAGES, _TENSORS, _DIMS, _DTYPES, _DEVICES = 22, 26, 28, 30, 32
-_KEY, _LISTINGS, _DISTRIBUTIONS, _MODULES = 36, 40, 42, 44
-
-
-def _read(root: Any, data: bytes) -> Manifest:
+def _read(root: Table) -> Manifest:
     return Manifest(
-        id=_text(root.Id()),
-        class_name=_text(root.ClassName()),
-        model_name=_text(root.ModelName()),
-        loader=_text(root.Loader()),
-        scope=_text(root.Scope()),
-        created_ns=root.CreatedNs(),
-        fill_seconds=root.FillSeconds(),
-        arenas=_many(root.ArenasLength(), root.Arenas, lambda a: Arena(_text(a.Name()), a.Nbytes()), data),
-        storages=list(map(StorageRow._make, STORAGE.iter_unpack(structs(root, _STORAGES, STORAGE.size, data)))),
-        tensors=list(map(TensorRow._make, TENSOR.iter_unpack(structs(root, _TENSORS, TENSOR.size, data)))),
-        dims=structs(root, _DIMS, 8, data).cast('q').tolist(),
-        dtypes=strings(root, _DTYPES, data),
-        devices=strings(root, _DEVICES, data),
-        structure_nbytes=root.StructureNbytes(),
-        key=pairs(root, _KEY, data),
-        sources=_many(
-            root.SourcesLength(),
-            root.Sources,
-            lambda s: Source(_text(s.Path()), s.Nbytes(), s.MtimeNs(), s.CtimeNs(), s.Inode()),
-            data,
-        ),
-        listings=[Listing(*pair) for pair in pairs(root, _LISTINGS, data)],
-        distributions=pairs(root, _DISTRIBUTIONS, data),
-        modules=pairs(root, _MODULES, data),
+        id=root.text(_ID),
+        class_name=root.text(_CLASS_NAME),
+        model_name=root.text(_MODEL_NAME),
+        loader=root.text(_LOADER),
+        scope=root.text(_SCOPE),
+        created_ns=root.number(_CREATED_NS, I64),
+        fill_seconds=root.real(_FILL_SECONDS),
+        arenas=[Arena(t.required(4), t.number(6, U64)) for t in root.tables(_ARENAS)],
+        storages=list(map(StorageRow._make, STORAGE.iter_unpack(root.structs(_STORAGES, STORAGE.size)))),
+        tensors=list(map(TensorRow._make, TENSOR.iter_unpack(root.structs(_TENSORS, TENSOR.size)))),
+        dims=root.structs(_DIMS, 8).cast('q').tolist(),
+        dtypes=root.strings(_DTYPES),
+        devices=root.strings(_DEVICES),
+        structure_nbytes=root.number(_STRUCTURE, U64),
+        key=root.pairs(_KEY),
+        sources=[_source(t) for t in root.tables(_SOURCES)],
+        listings=[Listing(*pair) for pair in root.pairs(_LISTINGS)],
+        distributions=root.pairs(_DISTRIBUTIONS),
+        modules=root.pairs(_MODULES),
     )
+
+
+def _source(t: Table) -> Source:
+    return Source(t.required(4), t.number(6, U64), t.number(8, I64), t.number(10, I64), t.number(12, U64))
 
 
 def _check(m: Manifest) -> None:

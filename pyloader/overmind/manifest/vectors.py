@@ -1,4 +1,5 @@
-"""Vectors of a FlatBuffer in one pass; the generated accessors take a dozen Python calls for each string.
+"""Tables and vectors of a FlatBuffer in one pass; the generated accessors take a dozen Python calls for each string,
+and their library a good part of a hit to import.
 
 Every offset is checked: ``struct`` refuses what is past the end, and counts negative ones from there.
 """
@@ -6,63 +7,83 @@ Every offset is checked: ``struct`` refuses what is past the end, and counts neg
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 from overmind.errors import CorruptEntry
 
-_U32, _I32, _FIELDS = struct.Struct('<I'), struct.Struct('<i'), struct.Struct('<HHHH')
+U32, I32, U64, I64, F64 = (struct.Struct(f'<{code}') for code in 'IiQqd')
+_U16 = struct.Struct('<H')
 
 
-def structs(root: Any, slot: int, size: int, data: bytes) -> memoryview:
-    """The bytes of the vector of structs, each of size bytes, in a vtable slot of the root table."""
-    start, count = _vector(root, slot, size, data)
-    return memoryview(data)[start : start + count * size]
+class Table:
+    """A table at a place in data. Slots are the offsets in its vtable: 4 + 2 * position of the field."""
 
+    __slots__ = ('_at', '_data', '_fields', '_vtable')
 
-def strings(root: Any, slot: int, data: bytes) -> list[str]:
-    """The vector of strings in a vtable slot."""
-    return [_string(data, at) for at in _offsets(root, slot, data)]
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data, self._at = data, at
+        self._vtable = at - I32.unpack_from(data, at)[0]
+        if self._vtable < 0:
+            raise CorruptEntry('a table of the manifest starts before its beginning')
+        self._fields = _U16.unpack_from(data, self._vtable)[0]
 
+    def place(self, slot: int) -> int:
+        """Where a field is; 0 where the table has none."""
+        offset = _U16.unpack_from(self._data, self._vtable + slot)[0] if slot < self._fields else 0
+        return self._at + offset if offset else 0
 
-def pairs(root: Any, slot: int, data: bytes) -> list[tuple[str, str]]:
-    """The vector of tables in a vtable slot whose first two fields are required strings."""
-    return [(_field(data, at, 0), _field(data, at, 1)) for at in _offsets(root, slot, data)]
+    def number(self, slot: int, kind: struct.Struct) -> int:
+        at = self.place(slot)
+        return kind.unpack_from(self._data, at)[0] if at else 0
 
+    def real(self, slot: int) -> float:
+        at = self.place(slot)
+        return F64.unpack_from(self._data, at)[0] if at else 0.0
 
-def _vector(root: Any, slot: int, size: int, data: bytes) -> tuple[int, int]:
-    """Where the items of a vector start, and how many there are."""
-    table = root._tab
-    at = table.Offset(slot)
-    if not at:
-        return 0, 0
-    start, count = table.Vector(at), table.VectorLen(at)
-    if start < 0 or start + count * size > len(data):
-        raise CorruptEntry('a vector of the manifest reaches past its end')
-    return start, count
+    def text(self, slot: int) -> str:
+        at = self.place(slot)
+        return _string(self._data, at + U32.unpack_from(self._data, at)[0]) if at else ''
 
+    def required(self, slot: int) -> str:
+        if not self.place(slot):
+            raise CorruptEntry('a table of the manifest lacks a field')
+        return self.text(slot)
 
-def _offsets(root: Any, slot: int, data: bytes) -> list[int]:
-    """The places that a vector of offsets points to."""
-    start, count = _vector(root, slot, 4, data)
-    offsets = struct.unpack_from(f'<{count}I', data, start)
-    return [at + offset for at, offset in zip(range(start, start + 4 * count, 4), offsets, strict=True)]
+    def structs(self, slot: int, size: int) -> memoryview:
+        """The bytes of a vector of structs, each of size bytes."""
+        start, count = self._vector(slot, size)
+        return memoryview(self._data)[start : start + count * size]
+
+    def strings(self, slot: int) -> list[str]:
+        return [_string(self._data, at) for at in self._offsets(slot)]
+
+    def tables(self, slot: int) -> list[Table]:
+        return [Table(self._data, at) for at in self._offsets(slot)]
+
+    def pairs(self, slot: int) -> list[tuple[str, str]]:
+        """A vector of tables whose first two fields are required strings."""
+        return [(table.required(4), table.required(6)) for table in self.tables(slot)]
+
+    def _vector(self, slot: int, size: int) -> tuple[int, int]:
+        """Where the items of a vector start, and how many there are."""
+        at = self.place(slot)
+        if not at:
+            return 0, 0
+        at += U32.unpack_from(self._data, at)[0]
+        (count,) = U32.unpack_from(self._data, at)
+        if at + 4 + count * size > len(self._data):
+            raise CorruptEntry('a vector of the manifest reaches past its end')
+        return at + 4, count
+
+    def _offsets(self, slot: int) -> list[int]:
+        """The places that a vector of offsets points to."""
+        start, count = self._vector(slot, 4)
+        offsets = struct.unpack_from(f'<{count}I', self._data, start)
+        return [at + offset for at, offset in zip(range(start, start + 4 * count, 4), offsets, strict=True)]
 
 
 def _string(data: bytes, at: int) -> str:
-    (nbytes,) = _U32.unpack_from(data, at)
+    (nbytes,) = U32.unpack_from(data, at)
     end = at + 4 + nbytes
     if end > len(data):
         raise CorruptEntry('a string of the manifest reaches past its end')
     return data[at + 4 : end].decode()
-
-
-def _field(data: bytes, table: int, number: int) -> str:
-    """A string field of a table."""
-    vtable = table - _I32.unpack_from(data, table)[0]
-    if vtable < 0:
-        raise CorruptEntry('a table of the manifest starts before its beginning')
-    nbytes, _, *fields = _FIELDS.unpack_from(data, vtable)
-    if nbytes < _FIELDS.size or not fields[number]:
-        raise CorruptEntry('a table of the manifest lacks a field')
-    at = table + fields[number]
-    return _string(data, at + _U32.unpack_from(data, at)[0])
