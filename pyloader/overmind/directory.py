@@ -19,6 +19,7 @@ from overmind.settings import current
 
 FORMAT = 1
 TAG = 'CACHEDIR.TAG'
+UNFINISHED_TAG = f'.{TAG}.'  # begins the name that the tag has first
 FOLDERS = ('pipelines', 'staging', 'locks')
 MOUNT_POINT = 'user.overmind.mountpoint'  # set by the daemon on a folder before it is mounted there
 WRITTEN = 'written.json'
@@ -26,7 +27,6 @@ WRITTEN = 'written.json'
 # What opening or reading something that is not the kind of file that it should be ends in.
 WRONG_KIND = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
 
-_BESIDE = f'.{TAG}.'  # the tag before it has its name
 _FORMAT_LINE = 'overmind-format: '
 _TAG_TEXT = f"""\
 Signature: 8a477f597d28d172789f06886806bc55
@@ -80,7 +80,7 @@ def format_of(root: str) -> int | None:
 def _begin(root: str) -> bool:
     """Put the tag into an empty folder; False where the folder is not empty."""
     # What mkfs puts into a new file system is nobody's.
-    if any(name != 'lost+found' and not name.startswith(_BESIDE) for name in os.listdir(root)):
+    if any(name != 'lost+found' and not name.startswith(UNFINISHED_TAG) for name in os.listdir(root)):
         return False
     with contextlib.suppress(OSError):  # there is no such attribute, or the file system has none
         os.getxattr(root, MOUNT_POINT)
@@ -88,7 +88,7 @@ def _begin(root: str) -> bool:
             f'{root} is the mount point of a daemon that is gone; start it again: overmind-fs mount {root} '
             f'(to use the folder without one: setfattr -x {MOUNT_POINT} {root})'
         )
-    beside = os.path.join(root, f'{_BESIDE}{os.urandom(8).hex()}')
+    beside = os.path.join(root, f'{UNFINISHED_TAG}{os.urandom(8).hex()}')
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), 'w') as f:
         f.write(_TAG_TEXT)
         f.flush()
