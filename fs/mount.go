@@ -25,6 +25,7 @@ type Options struct {
 	Version    string
 	UID, GID   uint32 // who owns the root folder
 	AllowOther bool   // any user may use the mount
+	Share      bool   // with AllowOther: users may read each other's entries
 	// Served means that the process is root and serves the user UID: only that user may use the mount.
 	Served      bool
 	Passthrough bool  // use it if the kernel and the privileges allow it
@@ -60,7 +61,7 @@ func New(opts Options) (*Mount, error) {
 	t := &tree{
 		store: opts.Store, log: opts.Logger, version: opts.Version, mountedAt: opts.Dir, started: time.Now(),
 		owner:  store.Caller{UID: opts.UID, GID: opts.GID},
-		shared: opts.AllowOther, hugePages: active(opts.HugePages), pressure: active(opts.Pressure),
+		shared: opts.AllowOther, share: opts.Share, hugePages: active(opts.HugePages), pressure: active(opts.Pressure),
 	}
 	t.metrics = newMetrics(t)
 	t.pruner = &pruner{after: pruneAfter, seen: map[string]time.Time{}}

@@ -70,7 +70,7 @@ class Fill:
         try:
             if key.hub_unresolved:
                 key, lock = self._again(key, rekey)
-                written.manifest.id, written.manifest.key = key.id, _facts(key)
+                written.manifest.id, written.manifest.key = self._store.name(key.id), _facts(key)
             self.id = key.id
             return self._publish(key.id, written)
         finally:
@@ -106,7 +106,7 @@ class Fill:
         sources = {s.path: s for s in [*recorder.sources(), *map(_source, modules.values())]}
         t = type(self.result)
         manifest = Manifest(
-            id=key.id,
+            id=self._store.name(key.id),
             class_name=f'{t.__module__}.{t.__qualname__}',
             model_name=key.model_name,
             loader=key.loader,

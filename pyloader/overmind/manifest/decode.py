@@ -17,11 +17,17 @@ _ARENAS, _STORAGES = 20, 22
 _TENSORS, _DIMS, _DTYPES, _DEVICES, _STRUCTURE, _KEY, _SOURCES, _LISTINGS, _DISTRIBUTIONS, _MODULES = range(26, 46, 2)
 
 
+# As the daemon's decoder has them.
+MAX_BYTES, MAX_STORAGES = 64 << 20, 1 << 20
+
+
 def decode(data: bytes) -> Manifest:
     """The manifest in data, its tables consistent with each other. Raises :class:`CorruptEntry`.
 
     Without ``storage_names``, which are for the daemon.
     """
+    if len(data) > MAX_BYTES:
+        raise CorruptEntry(f'the manifest has {len(data)} bytes, more than {MAX_BYTES}')
     try:
         if data[4:8] != b'OVMF':
             raise CorruptEntry('the manifest does not start with OVMF')
@@ -68,6 +74,10 @@ def _source(t: Table) -> Source:
 
 def _check(m: Manifest) -> None:
     """Every index and range inside the manifest; the extents of tensors are checked by torch when it sets them."""
+    if len(m.storages) > MAX_STORAGES:
+        raise CorruptEntry(f'the manifest has {len(m.storages)} storages, more than {MAX_STORAGES}')
+    if m.dims and min(m.dims) < 0:
+        raise CorruptEntry('the manifest has a negative size or stride')
     sizes = [a.nbytes for a in m.arenas]
     n_arenas, n_devices = len(sizes), len(m.devices)
     for i, (offset, nbytes, arena, device) in enumerate(m.storages):
