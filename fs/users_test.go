@@ -2,10 +2,15 @@ package fs_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	overmindfs "overmind-fs/fs"
 	"overmind-fs/fs/fstest"
@@ -219,4 +224,29 @@ func TestSocketIsFlooded(t *testing.T) {
 		t.Errorf("another user: %s", got)
 	}
 	attacker.kill()
+}
+
+// A symbolic link that somebody puts into the path of the mount point, after it was looked at, leads nowhere.
+func TestMountPointBehindASymlink(t *testing.T) {
+	needRoot(t)
+	needFUSE(t)
+	above := t.TempDir()
+	victim := filepath.Join(above, "victim")
+	must(t, os.MkdirAll(filepath.Join(victim, "mnt"), 0o755))
+	must(t, os.Symlink(victim, filepath.Join(above, "home")))
+	must(t, os.Symlink(filepath.Join(victim, "mnt"), filepath.Join(above, "mnt")))
+	for _, dir := range []string{filepath.Join(above, "home", "mnt"), filepath.Join(above, "mnt")} {
+		s := store.New(store.Options{OS: store.NewOS()})
+		m, err := overmindfs.New(overmindfs.Options{Dir: dir, Store: s, Logger: slog.New(slog.DiscardHandler)})
+		if err == nil {
+			_, _ = m.Unmount()
+		}
+		if !errors.Is(err, unix.ELOOP) && !errors.Is(err, unix.ENOTDIR) {
+			t.Errorf("%s: %v", dir, err)
+		}
+		if kind, _ := overmindfs.MountedType(filepath.Join(victim, "mnt")); kind != "" {
+			t.Errorf("%s: mounted on the victim", dir)
+		}
+		s.Close()
+	}
 }
