@@ -88,7 +88,7 @@ def _imported(module: ModuleType, executed: bool) -> None:
 def _import_ours() -> None:
     """While a library is imported nobody notices the hundredth part more; the first load would be a third slower."""
     import overmind.cache
-    import overmind.restore  # noqa: F401
+    import overmind.restore
 
     if 'torch' in sys.modules and not initializing(sys.modules['torch']):
         import overmind.structure.later
