@@ -82,18 +82,9 @@ def _imported(module: ModuleType, executed: bool) -> None:
         if point.aliases and module.__name__ in (point.module, *point.aliases):
             _follow_aliases(point, thorough=not executed and module.__name__ == point.module)
     if executed:
-        _import_ours()
+        from overmind.readiness import get_ready
 
-
-def _import_ours() -> None:
-    """While a library is imported nobody notices the hundredth part more; the first load would be a third slower."""
-    import overmind.cache
-    import overmind.restore
-
-    if 'torch' in sys.modules and not initializing(sys.modules['torch']):
-        import overmind.structure.later
-        import overmind.structure.rebuild
-        import overmind.structure.unpickle  # noqa: F401
+        get_ready()
 
 
 _watch = ImportWatch(_imported)
