@@ -16,7 +16,7 @@ from overmind.key.lookup import LookupKey
 from overmind.manifest import Arena, Manifest, Source
 from overmind.manifest.encode import encode
 from overmind.references import References
-from overmind.restore import restore
+from overmind.restore import collector_paused, restore
 from overmind.sharing import link_twins
 from overmind.staging import Staging, stage
 from overmind.statistics import Load
@@ -95,7 +95,8 @@ class Fill:
 
         start = time.perf_counter()
         table = Table()
-        structure, modules = dumps(self.result, table, self._references.targets())
+        with collector_paused():
+            structure, modules = dumps(self.result, table, self._references.targets())
         name_tensors(self.result, table)
         regions, places, keep = table.place()
         groups: dict[str, list[int]] = {}
