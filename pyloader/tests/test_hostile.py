@@ -34,6 +34,7 @@ def entry(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pa
     torch.save({'weight': torch.arange(8.0).reshape(2, 4)}, checkpoint)
     load(torch.load, str(checkpoint))
     monkeypatch.delenv('OVERMIND_STRICT', raising=False)
+    monkeypatch.setenv('OVERMIND_DEADLINE', '60')  # a slow machine is not taken for a daemon that hangs
     (found,) = (root / 'pipelines').iterdir()
     return found
 
@@ -165,7 +166,7 @@ def test_damaged_structure(entry: pathlib.Path, name: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root gives files away')
-@pytest.mark.parametrize('name', ['structure.pkl', 'tensors/model.safetensors', 'manifest'])
+@pytest.mark.parametrize('name', ['structure.pkl', 'manifest'])
 def test_a_file_of_another_user(entry: pathlib.Path, name: str) -> None:
     os.chown(entry / name, 4242, 4242)
     assert reload(entry)[0] == 0

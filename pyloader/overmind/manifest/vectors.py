@@ -51,9 +51,11 @@ class Table:
             raise CorruptEntry('a table of the manifest lacks a field')
         return self.text(slot)
 
-    def structs(self, slot: int, size: int) -> memoryview:
-        """The bytes of a vector of structs, each of size bytes."""
+    def structs(self, slot: int, size: int, most: int = 1 << 32) -> memoryview:
+        """The bytes of a vector of at most so many structs, each of size bytes."""
         start, count = self._vector(slot, size)
+        if count > most:
+            raise CorruptEntry(f'a vector of the manifest has {count} items, more than {most}')
         return memoryview(self._data)[start : start + count * size]
 
     def strings(self, slot: int) -> list[str]:
