@@ -69,7 +69,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 	}
 	m, err := overmindfs.New(overmindfs.Options{
 		Dir: dir, Store: s, Logger: logger, Version: buildVersion(),
-		UID: uid, GID: gid, AllowOther: o.AllowOther, Served: o.User != "",
+		UID: uid, GID: gid, AllowOther: o.AllowOther, Share: o.Share, Served: o.User != "",
 		Passthrough: o.Passthrough, FDPassing: o.FDPassing, HugePages: hugeErr, Pressure: pressureErr,
 		Debug: o.LogLevel < slog.LevelDebug, Detached: predecessor != "",
 	})
@@ -187,7 +187,7 @@ func prepareMountPoint(path string, logger *slog.Logger) (string, error) {
 const mountPointAttr = "user.overmind.mountpoint"
 
 // markMountPoint does what it can: some file systems have no attributes, and a folder may be somebody else's.
-func markMountPoint(dir string) { _ = unix.Setxattr(dir, mountPointAttr, []byte("1"), 0) }
+func markMountPoint(dir string) { _ = unix.Lsetxattr(dir, mountPointAttr, []byte("1"), 0) }
 
 func noFolder(path string) error { return fmt.Errorf("%s: no such folder", path) }
 

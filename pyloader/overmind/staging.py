@@ -38,7 +38,11 @@ class Staging:
 
     @property
     def path(self) -> str:
-        return os.path.join(self.store.root, 'staging', self.id)
+        return os.path.join(self.store.root, 'staging', self.name)
+
+    @property
+    def name(self) -> str:
+        return self.store.name(self.id)
 
     def make(self) -> None:
         if self.store.is_mount:
@@ -80,7 +84,7 @@ class Staging:
             mapped = self.store.way in ('passthrough', 'directory')
             if self.store.way == 'fd':
                 try:
-                    fd = self.store.memory('staging', self.id, name, fd)
+                    fd = self.store.memory('staging', self.name, name, fd)
                 except (OSError, StoreError) as e:
                     self.store.socket_failed(e)
                 else:
@@ -126,7 +130,7 @@ class Staging:
             for folder, _, names in os.walk(self.path):
                 for n in names:
                     os.chmod(os.path.join(folder, n), 0o444)
-        entry = self.store.guard(lambda: self.store.open(f'staging/{self.id}', missing_ok=False), late=close_entry)
+        entry = self.store.guard(lambda: self.store.open(f'staging/{self.name}', missing_ok=False), late=close_entry)
         assert entry is not None
         self.files = entry.files()
         return entry
@@ -141,7 +145,7 @@ class Staging:
 
     def _rename(self) -> None:
         if self.store.is_mount:
-            os.rename(self.path, os.path.join(self.store.root, 'pipelines', self.id))
+            os.rename(self.path, os.path.join(self.store.root, 'pipelines', self.name))
         else:
             directory.finish(self.path, self.files)
             directory.publish(self.store.root, self.id)
