@@ -21,6 +21,7 @@ CASES ?= ../shared/cases
 CASES_ARGS ?=
 FUZZTIME ?= 20s
 BENCH_ARGS ?=
+WAYS_ARGS ?=
 GOLANGCI := 2.15.0
 # That of the loader, and the commit.
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyloader/pyproject.toml)$(shell git rev-parse --short=12 HEAD \
@@ -134,7 +135,7 @@ clean: ## remove what was built; checkpoints and results stay in $OVERMIND_WORK
 ##@ Check
 
 .PHONY: test
-test: lint test-go test-cext test-py test-abi test-e2e test-smoke fuzz ## everything below but the benchmark, soak and lint-go
+test: lint test-go test-cext test-py test-abi test-e2e test-e2e-ways test-smoke fuzz ## everything below but the benchmark, soak and lint-go
 
 .PHONY: lint
 lint: venv check-generated ## gofmt, go vet, ruff, mypy
@@ -169,6 +170,13 @@ test-abi: | need-uv need-compiler ## one binary of the helper on the oldest and 
 .PHONY: test-e2e
 test-e2e: build venv ## real mounts, real processes, faults
 	$(PY) -m pytest -c integration/pyproject.toml --rootdir integration integration/tests
+
+.PHONY: test-e2e-ways
+test-e2e-ways: build venv ## the same without passthrough, then without fd passing too; only what it makes a difference for
+	for way in fd read; do \
+		echo "arenas are reached by $$way"; \
+		OVERMIND_E2E_WAY=$$way $(PY) -m pytest -c integration/pyproject.toml --rootdir integration integration/tests; \
+	done
 
 .PHONY: test-soak
 test-soak: build venv ## a random simulation and cycles of load and evict, for a minute
@@ -209,10 +217,11 @@ test-stable-fast: | need-uv need-compiler ## a UNet compiled by stable-fast, whi
 .PHONY: bench
 bench: build venv compiled ## the true-size pipeline, plain and cached in turn; results in $OVERMIND_WORK/results
 	$(PY) -m integration.bench $(BENCH_ARGS)
+	$(PY) -m integration.bench.ways $(WAYS_ARGS)
 
 .PHONY: bench-check
 bench-check: ## the same, and fail when the promised ratios are not reached
-	$(MAKE) bench BENCH_ARGS='--check $(BENCH_ARGS)'
+	$(MAKE) bench BENCH_ARGS='--check $(BENCH_ARGS)' WAYS_ARGS='--check $(WAYS_ARGS)'
 
 .PHONY: fuzz
 fuzz: venv | need-go need-compiler ## every fuzzer, of Go, C++ and Python, each for $FUZZTIME (default 20s), two at a time

@@ -65,7 +65,7 @@ def mount_folder() -> str:
 
 
 def _private(folder: str) -> str:
-    if _mount_owner(folder) is not None:  # do not touch a mount here: its daemon may hang
+    if mount_owner(folder) is not None:  # do not touch a mount here: its daemon may hang
         return folder
     try:
         os.mkdir(folder, 0o700)
@@ -74,7 +74,7 @@ def _private(folder: str) -> str:
     except OSError as e:
         raise StoreError(f'{folder} cannot be made: {e.strerror}; set OVERMIND_ROOT, or TMPDIR') from e
     why = _why_not_private(folder)
-    if why is not None and _mount_owner(folder) is None:  # or it was the root of a mount that has just come
+    if why is not None and mount_owner(folder) is None:  # or it was the root of a mount that has just come
         raise StoreError(f'{folder} is not used as a mount point, since it {why}; remove it or set OVERMIND_ROOT')
     return folder
 
@@ -94,7 +94,7 @@ def _why_not_private(folder: str) -> str | None:
     return None
 
 
-def _mount_owner(folder: str) -> int | None:
+def mount_owner(folder: str) -> int | None:
     """The uid that a mount of overmind-fs on the folder runs as, from the kernel's table; None if there is no such."""
     owner = None
     with open('/proc/self/mountinfo', encoding='utf-8', errors='surrogateescape') as table:
@@ -117,7 +117,7 @@ def _unescaped(word: str) -> str:
 
 
 def _is_up(folder: str, deadline: float) -> bool:
-    owner = _mount_owner(folder)
+    owner = mount_owner(folder)
     if owner is not None and owner != os.geteuid():
         raise StoreError(f'the mount on {folder} belongs to uid {owner}; unmount it or set OVERMIND_ROOT')
     return owner is not None and _answers(os.path.join(folder, 'status.json'), deadline)

@@ -13,8 +13,11 @@ usage: overmind run [PYTHON OPTIONS] FILE [ARGUMENTS]
        overmind run --explain [PYTHON OPTIONS] FILE | -m MODULE
        overmind run --list
        overmind run --stop
+       overmind gc [DIR] [--max-bytes SIZE] [--max-age TIME] [--dry-run]
 
-Runs a program as python does, in a process that is forked from one that has its libraries imported.
+gc makes a cache smaller that is a plain folder; see overmind gc --help.
+
+run runs a program as python does, in a process that is forked from one that has its libraries imported.
 
   --explain  what is imported in advance for a program, what is not, and why
   --list     the resident processes, with their memory
@@ -30,6 +33,10 @@ def main() -> NoReturn:
     if not words or words[0] in ('-h', '--help'):
         sys.stdout.write(_HELP)
         sys.exit(0 if words else 2)
+    if words[0] == 'gc':
+        from overmind import gc
+
+        sys.exit(gc.main(words[1:]))
     if words[0] != 'run':
         sys.exit(f'overmind: there is no command {words[0]!r}; see overmind --help')
     _run(words[1:])
