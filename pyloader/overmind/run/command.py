@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
 
 from overmind.run.options import parse
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _HELP = """\
 usage: overmind run [PYTHON OPTIONS] FILE [ARGUMENTS]

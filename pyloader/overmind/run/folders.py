@@ -8,8 +8,10 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class NoFolder(Exception):
@@ -59,10 +61,11 @@ def _why_not_private(folder: str) -> str | None:
     return None
 
 
-class Place(NamedTuple):
+class Place:
     """The folder of one warm parent."""
 
-    folder: str
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
 
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)

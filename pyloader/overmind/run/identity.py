@@ -6,7 +6,10 @@ import contextlib
 import os
 import sys
 from _blake2 import blake2b  # hashlib would load OpenSSL
-from collections.abc import Mapping, Sequence
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 # They describe the terminal and the session that a call comes from; a child gets the caller's. No library reads them
 # while it is imported.

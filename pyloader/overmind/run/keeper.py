@@ -194,4 +194,4 @@ def _learn(parent: Parent, pid: int) -> None:
         if starter.serving(launch.place) != parent.pid:
             return  # the parent was stopped or replaced
         with launch.place.listen(starter.SUCCESSOR) as listening:
-            starter.start(launch._replace(listening=listening.fileno(), warming=warming, replaces=parent.pid, starts=0))
+            starter.start(launch.but(listening=listening.fileno(), warming=warming, replaces=parent.pid, starts=0))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 _WITH_VALUE = 'WX'
 _ENDING = 'cm'
@@ -43,13 +45,20 @@ _UNSERVED_VARIABLES = (
 )
 
 
-class Call(NamedTuple):
+class Call:
     """What was asked for: ``python [options] program [arguments]``."""
 
-    options: list[str]
-    program: list[str]  # [file], ['-m', module], or empty
-    arguments: list[str]
-    letters: list[tuple[str, str]]  # each option with its value
+    def __init__(
+        self,
+        options: list[str],
+        program: list[str],  # [file], ['-m', module], or empty
+        arguments: list[str],
+        letters: list[tuple[str, str]],  # each option with its value
+    ) -> None:
+        self.options = options
+        self.program = program
+        self.arguments = arguments
+        self.letters = letters
 
     @property
     def words(self) -> list[str]:

@@ -90,7 +90,7 @@ def _warm(launch: starter.Launch, reads: Reads, before: frozenset[str]) -> Paren
         learnt.modules.clear()
     preloaded = preload(learnt, launch.folder, before)
     if preloaded.again:
-        starter.start(launch._replace(starts=launch.starts + 1))
+        starter.start(launch.but(starts=launch.starts + 1))
         os._exit(0)
     gc.enable()
     if launch.program[0] != '-m':

@@ -6,13 +6,16 @@ import marshal
 import os
 import sys
 import time
-from typing import Any
 
 from overmind.run import starter
 from overmind.run.client import Unserved, launch_for
 from overmind.run.folders import NoFolder, Place, credentials, last_used, places
 from overmind.run.learnt import Learnt
 from overmind.run.options import Call
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def show() -> int:

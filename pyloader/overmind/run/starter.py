@@ -8,7 +8,6 @@ import marshal
 import os
 import signal
 import socket
-from typing import NamedTuple
 
 from overmind.run.folders import Place, credentials, places
 
@@ -16,23 +15,44 @@ SOCKET = 'socket'
 SUCCESSOR = 'successor'
 
 
-class Launch(NamedTuple):
+class Launch:
     """All that a warm parent is told when it starts."""
 
-    python: str
-    options: list[str]
-    program: list[str]
-    environment: dict[str, str]
-    cwd: str
-    folder: str
-    learnt: str  # path of the list of what its program imports
-    root: str  # the folder that the package overmind is in
-    idle_seconds: float
-    listening: int = -1
-    warming: int = -1  # the lock of a successor, held until it has taken over
-    up: int = -1  # the end of a pipe, closed when the parent itself has called listen()
-    replaces: int = 0  # the process that a successor takes over from
-    starts: int = 0  # how many times it has been started to leave something out
+    def __init__(
+        self,
+        python: str,
+        options: list[str],
+        program: list[str],
+        environment: dict[str, str],
+        cwd: str,
+        folder: str,
+        learnt: str,  # path of the list of what its program imports
+        root: str,  # the folder that the package overmind is in
+        idle_seconds: float,
+        listening: int = -1,
+        warming: int = -1,  # the lock of a successor, held until it has taken over
+        up: int = -1,  # the end of a pipe, closed when the parent itself has called listen()
+        replaces: int = 0,  # the process that a successor takes over from
+        starts: int = 0,  # how many times it has been started to leave something out
+    ) -> None:
+        self.python = python
+        self.options = options
+        self.program = program
+        self.environment = environment
+        self.cwd = cwd
+        self.folder = folder
+        self.learnt = learnt
+        self.root = root
+        self.idle_seconds = idle_seconds
+        self.listening = listening
+        self.warming = warming
+        self.up = up
+        self.replaces = replaces
+        self.starts = starts
+
+    def but(self, **changes: int) -> Launch:
+        """Another one, with some numbers changed."""
+        return Launch(**{**vars(self), **changes})
 
     @staticmethod
     def read(fd: int) -> Launch:
@@ -62,7 +82,7 @@ def obtain(launch: Launch, most: int, stale: int | None) -> socket.socket | None
         if connection is None or credentials(connection)[0] == stale:
             _make_room(place, most)
             with place.listen(SOCKET) as listening:
-                start(launch._replace(listening=listening.fileno()))
+                start(launch.but(listening=listening.fileno()))
             connection = place.connect()
     return connection
 
@@ -118,7 +138,7 @@ def start(launch: Launch) -> None:
     if pid == 0:
         try:
             os.setsid()
-            _spawn(launch._replace(up=writing))
+            _spawn(launch.but(up=writing))
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
@@ -132,7 +152,7 @@ def _spawn(launch: Launch) -> None:
     boot = os.path.join(os.path.dirname(__file__), 'boot')
     passed = os.memfd_create('overmind-run', 0)
     with open(passed, 'wb', closefd=False) as file:
-        marshal.dump(launch._asdict(), file)
+        marshal.dump(vars(launch), file)
     environment = dict(launch.environment)
     path = environment.get('PYTHONPATH')
     environment['PYTHONPATH'] = f'{boot}{os.pathsep}{path}' if path else boot
