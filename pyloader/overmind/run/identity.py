@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # They describe the terminal and the session that a call comes from; a child gets the caller's. No library reads them
 # while it is imported.
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     (
         'COLUMNS',
         'GPG_TTY',
@@ -83,7 +83,7 @@ def digest(python: str, words: Sequence[str], environment: Mapping[str, str], fo
     info = os.stat(python)
     parts = [python, str(info.st_ino), str(info.st_mtime_ns), sys.version, sys.prefix, os.path.dirname(__file__)]
     parts += [*words, folder, *standing()]
-    parts += [f'{name}={value}' for name, value in sorted(environment.items()) if name not in _HARMLESS]
+    parts += [f'{name}={value}' for name, value in sorted(environment.items()) if name not in HARMLESS]
     return _hash(parts)
 
 

@@ -81,7 +81,8 @@ def parse(words: Sequence[str]) -> Call:
                 value = word[at:] or (rest.pop(0) if rest else '')
                 if word[1 : at - 1]:
                     options.append('-' + word[1 : at - 1])
-                return Call(options, ['-' + letter, value], rest, [*letters, (letter, value)])
+                program = ['-' + letter, value] if value else ['-' + letter]
+                return Call(options, program, rest, [*letters, (letter, value)])
             if letter in _WITH_VALUE:
                 value = word[at:]
                 options.append(word)
@@ -108,6 +109,8 @@ def why_plain(call: Call, environment: Mapping[str, str]) -> str | None:
     for name in _UNSERVED_VARIABLES:
         if environment.get(name):
             return f'{name} is set'
+    if call.program == ['-m']:
+        return 'the option -m without a module'
     if not call.program or call.program[0] == '-':
         return 'a program from standard input'
     if call.program[0] != '-m' and not os.path.exists(call.program[0]):

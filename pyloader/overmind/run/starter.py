@@ -11,6 +11,10 @@ import socket
 
 from overmind.run.folders import Place, credentials, places
 
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 SOCKET = 'socket'
 SUCCESSOR = 'successor'
 
@@ -138,7 +142,8 @@ def start(launch: Launch) -> None:
     if pid == 0:
         try:
             os.setsid()
-            _spawn(launch.but(up=writing))
+            if os.fork() == 0:
+                _become(launch.but(up=writing))
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
@@ -147,7 +152,7 @@ def start(launch: Launch) -> None:
     os.close(reading)
 
 
-def _spawn(launch: Launch) -> None:
+def _become(launch: Launch) -> NoReturn:
     place = launch.place
     boot = os.path.join(os.path.dirname(__file__), 'boot')
     passed = os.memfd_create('overmind-run', 0)
@@ -162,15 +167,13 @@ def _spawn(launch: Launch) -> None:
             os.set_inheritable(fd, fd in (passed, launch.listening, launch.warming, launch.up))
     os.chdir(launch.cwd)
     output = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-    os.posix_spawn(
-        launch.python,
-        [launch.python, *launch.options, *launch.program],
-        environment,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, place.path('output'), output, 0o600),
-            (os.POSIX_SPAWN_OPEN, 2, place.path('errors'), output, 0o600),
-        ],
-        setsigmask=(),
-        setsigdef=[number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)],
-    )
+    files = ((os.devnull, os.O_RDONLY), (place.path('output'), output), (place.path('errors'), output))
+    for fd, (path, how) in enumerate(files):
+        os.dup2(os.open(path, how, 0o600), fd)
+        os.set_inheritable(fd, True)
+    for number in signal.valid_signals():
+        with contextlib.suppress(OSError):  # that of KILL and STOP stays
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # Not posix_spawn: glibc would have the parent, and all its children, ignore a signal of its own.
+    os.execve(launch.python, [launch.python, *launch.options, *launch.program], environment)
