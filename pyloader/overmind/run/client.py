@@ -135,6 +135,8 @@ def _ask(
         answer = relay.answer(connection, terminal)
     except ConnectionError:
         answer = None
+    except OSError as e:  # a limit of the size of files, for one
+        raise Unserved(f'the call cannot be passed on: {e.strerror}') from e
     if terminal is not None:
         os.close(terminal.slave)
         if answer is None or answer[0] != 'started':

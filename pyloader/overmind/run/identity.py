@@ -65,7 +65,7 @@ def standing() -> list[str]:
     with open('/proc/self/cgroup', encoding='utf-8', errors='surrogateescape') as file:
         parts += [f'cgroup {line.strip()}' for line in file]
     parts += [f'namespace {os.readlink(f"/proc/self/ns/{name}")}' for name in _NAMESPACES if _has(name)]
-    parts.append(f'processors {sorted(os.sched_getaffinity(0))}')
+    parts.append(f'processors {sorted(os.sched_getaffinity(0))}, scheduling {os.sched_getscheduler(0)}')
     root = os.stat('/')
     parts.append(f'root {root.st_dev} {root.st_ino}')
     for name in ('personality', 'attr/current'):

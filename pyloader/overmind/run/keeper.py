@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from overmind.run import messages, starter
 from overmind.run.child import Setup
+from overmind.run.folders import credentials
 from overmind.run.identity import standing
 from overmind.run.learnt import Learnt
 from overmind.run.shadow import first_entry, plugins, shadowed
@@ -125,6 +126,7 @@ class _Keeper:
         self._pid = pid
         self._woken = woken
         self._terminal = terminal
+        self._stopped = False
 
     def run(self) -> None:
         while True:
@@ -139,10 +141,17 @@ class _Keeper:
 
     def _has_ended(self) -> bool:
         while True:
-            pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED)
+            pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid == 0:
                 return False
+            if os.WIFCONTINUED(status):
+                if self._stopped:  # not by way of the caller, which would go on sleeping
+                    self._stopped = False
+                    with contextlib.suppress(OSError):
+                        os.kill(credentials(self._connection)[0], signal.SIGCONT)
+                continue
             if os.WIFSTOPPED(status):
+                self._stopped = True
                 self._tell('stopped', os.WSTOPSIG(status))
                 continue
             self._tell('ended', status)
@@ -160,6 +169,8 @@ class _Keeper:
         if words is None:
             self._kill()
         _, number, group = words
+        if number == signal.SIGCONT:
+            self._stopped = False
         with contextlib.suppress(ProcessLookupError):
             if group:
                 os.killpg(self._pid, number)
