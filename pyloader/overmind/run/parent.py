@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from overmind.run import blas, keeper, starter
 from overmind.run.before import Before, Changes, applied
+from overmind.run.cached import needed
 from overmind.run.folders import Place, credentials
 from overmind.run.learnt import Learnt, site_folders
 from overmind.run.preload import Preloaded, library_folders, preload
@@ -88,6 +89,7 @@ def _warm(launch: starter.Launch, reads: Reads, before: frozenset[str]) -> Paren
     if launch.program[0] != '-m':
         main.__file__ = launch.program[0]  # some libraries take a program without it for an interactive session
     gc.disable()
+    learnt.modules.update(dict.fromkeys(needed(learnt.modules)))
     if launch.starts >= _MOST_STARTS or settings.unsteady:
         learnt.modules.clear()
     with applied(settings.changes):
