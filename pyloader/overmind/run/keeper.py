@@ -107,7 +107,7 @@ def _check(connection: socket.socket, parent: Parent, request: messages.Request)
 def _why_not(request: messages.Request, parent: Parent) -> str | None:
     """Why the program cannot be a child of this parent; None if it can."""
     if request.standing != standing():
-        return 'groups, capabilities, cgroup or namespaces are others than those of the warm parent'
+        return 'groups, capabilities, cgroup, namespaces or processors are others than those of the warm parent'
     preloaded, safe = parent.preloaded, bool(getattr(sys.flags, 'safe_path', False))
     first = first_entry(request.program, safe)
     folders = [*parent.own] if first is None else [first, *parent.own]

@@ -90,6 +90,7 @@ def _warm(launch: starter.Launch, reads: Reads, before: frozenset[str]) -> Paren
         main.__file__ = launch.program[0]  # some libraries take a program without it for an interactive session
     gc.disable()
     learnt.modules.update(dict.fromkeys(needed(learnt.modules)))
+    names = frozenset(learnt.modules)
     if launch.starts >= _MOST_STARTS or settings.unsteady:
         learnt.modules.clear()
     with applied(settings.changes):
@@ -110,7 +111,7 @@ def _warm(launch: starter.Launch, reads: Reads, before: frozenset[str]) -> Paren
     watch = made_of(reads, tuple(os.path.join(path, '') for path in ours), sites)
     if not settings.unsteady:
         watch.add(settings.path)
-    known = frozenset(sys.modules) | frozenset(learnt.modules)
+    known = frozenset(sys.modules) | names
     said = (_said(1), _said(2))
     streams = (sys.stdin, sys.stdout, sys.stderr)
     parent = Parent(

@@ -251,6 +251,29 @@ def test_the_process_is_the_callers(bench: Bench) -> None:
         assert output(bench.warm('app.py', **more)) == expected
 
 
+def test_a_parent_whose_standing_has_changed_does_not_serve(warm: Bench) -> None:
+    """Whatever the kernel keeps of a process: the affinity is what a test can change from outside."""
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip('one processor only')
+    os.sched_setaffinity(warm.parent(), {min(allowed)})
+    code, out, error = output(warm.warm('quick.py'))
+    assert (code, out.strip().isdigit()) == (0, True)
+    assert error == (
+        'overmind run: as plain python: groups, capabilities, cgroup, namespaces or processors are others than those '
+        'of the warm parent\n'
+    )
+
+
+def test_other_groups_have_another_parent(warm: Bench) -> None:
+    if os.geteuid() != 0:
+        pytest.skip('only root can change its groups')
+    warm.write('app.py', 'import os, toylib\nprint(os.getgroups())')
+    for groups in ([], [4321], []):
+        more = {'preexec_fn': lambda groups=groups: os.setgroups(groups)}
+        assert output(warm.warm('app.py', **more)) == (0, f'{groups}\n', '')
+
+
 def test_an_early_closed_pipe(bench: Bench) -> None:
     bench.write('app.py', 'import toylib\nfor i in range(100000): print(i)')
     bench.write('late.py', 'import sys, toylib\nprint("x")\nsys.stdin.read()')
