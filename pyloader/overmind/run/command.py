@@ -47,6 +47,8 @@ def _run(words: list[str]) -> NoReturn:
         from overmind.run import report
 
         if first == '--explain':
+            if not words[1:]:
+                sys.exit('overmind run: --explain needs a program')
             sys.exit(report.explain(parse(words[1:])))
         if words[1:]:
             sys.exit(f'overmind run: nothing may follow {first}')

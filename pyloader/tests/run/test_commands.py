@@ -136,4 +136,5 @@ def test_sockets_are_private(bench: Bench) -> None:
 
 
 def test_explain_of_a_plain_run(bench: Bench) -> None:
+    assert output(bench.warm('--explain')) == (1, '', 'overmind run: --explain needs a program\n')
     assert output(bench.warm('--explain', '-c', 'pass')) == (0, 'as plain python: the option -c\n', '')
