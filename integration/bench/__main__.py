@@ -61,6 +61,7 @@ def main() -> int:
     print(f'\n{report.timings_table(timings)}\n\n{report.parts_table(timings)}')
     if restarts:
         print(f'\n{restart.as_table(restarts)}')
+        print(f'\n{restart.own_start()}')
     if footprints:
         print(f'\n{report.memory_table(footprints)}')
     ways = ', '.join(f'{one["files"]:,} files of {name}/ {seconds(one["seconds"])}' for name, one in files.items())

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from integration.bench.measure import Summary
 from integration.bench.opponents import OURS, PLAIN, Opponent
@@ -23,6 +24,7 @@ from integration.harness.table import seconds, table
 _PROGRAM = str(REPOSITORY / 'integration' / 'ready.py')
 _PYTHON = [sys.executable]
 _WARM = [sys.executable, '-m', 'overmind.run']
+_COMMAND = [os.path.join(os.path.dirname(sys.executable), 'overmind'), 'run']
 _SETTLE_SECONDS = 300.0
 
 
@@ -164,3 +166,27 @@ def as_table(restarts: Sequence[Restart]) -> str:
         spread = f'{seconds(of.median)} ({seconds(of.least)} - {seconds(of.most)})'
         rows.append([one.workload, one.way, spread, f'{times:.1f}' if times else '-'])
     return table(['restart to ready', '', 'median (least - most)', 'overmind run is faster by'], rows)
+
+
+def own_start(times: int = 21) -> str:
+    """What the command itself takes, beside Python's start: medians of runs in turn, in milliseconds."""
+    with tempfile.TemporaryDirectory(prefix='overmind-restart-') as folder:
+        env = {**os.environ, 'XDG_RUNTIME_DIR': folder, 'XDG_STATE_HOME': folder}
+        program = Path(folder) / 'empty.py'
+        program.write_text('')
+        lines = {
+            'python -c pass': [*_PYTHON, '-c', 'pass'],
+            'overmind run --list': [*_COMMAND, '--list'],
+            'overmind run, an empty program': [*_COMMAND, str(program)],
+        }
+        taken: dict[str, list[float]] = {name: [] for name in lines}
+        try:
+            for _ in range(times + 1):  # the first fills the page cache and starts the warm parent
+                for name, line in lines.items():
+                    start = time.perf_counter()
+                    subprocess.run(line, env=env, stdout=subprocess.DEVNULL, check=True)
+                    taken[name].append(time.perf_counter() - start)
+        finally:
+            subprocess.run([*_WARM, '--stop'], env=env, stdout=subprocess.DEVNULL, check=False)
+    rows = [[name, f'{1000 * median(runs[1:]):.0f}', f'{1000 * min(runs[1:]):.0f}'] for name, runs in taken.items()]
+    return table(['start of the command', 'median, ms', 'least'], rows)
