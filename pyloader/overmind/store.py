@@ -270,9 +270,7 @@ class Store:
         """work(), which may take long, as making room for gigabytes does, for as long as the daemon answers others."""
         answers = functools.partial(os.path.lexists, os.path.join(self.root, 'control'))
         try:
-            return guarded(
-                self.root, self.deadline, work, late, lambda: guarded(self.root, self.deadline, answers)
-            )
+            return guarded(self.root, self.deadline, work, late, lambda: guarded(self.root, self.deadline, answers))
         except Hangs:
             self._hung_until = time.monotonic() + HANG_PAUSE
             raise
