@@ -142,7 +142,7 @@ def _measure(args: argparse.Namespace, results: Results) -> None:
         try:
             if 'times' in args.parts:
                 with progress('a copy between warm buffers'):
-                    results.memcpy = copying.measure()
+                    results.memcpy = copying.measure(args.size)
                 for workload in args.chosen:
                     _times(args, workload, kept, results)
             if 'memory' in args.parts:
