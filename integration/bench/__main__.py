@@ -152,7 +152,7 @@ def _measure(args: argparse.Namespace, results: Results) -> None:
             for cache in kept.values():
                 cache.close()
     if 'daemon' in args.parts:
-        results.daemon = daemon.measure(large=0 if args.quick else daemon.LARGE)
+        results.daemon = daemon.measure(daemon.FEW, daemon.QUICK, 0) if args.quick else daemon.measure()
 
 
 def _parts_that_need_an_entry(args: argparse.Namespace, cache: Cache, results: Results) -> None:

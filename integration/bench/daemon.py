@@ -19,7 +19,7 @@ from integration.harness.places import REPOSITORY
 from integration.harness.progress import progress
 from integration.harness.runs import RunError, environment
 
-FEW, MANY = 10, 10_000
+FEW, QUICK, MANY = 10, 1_000, 10_000
 LARGE = 16
 _GIGABYTE, _SMALL = 10**9, 64
 _IDLE_SECONDS = 5
@@ -83,7 +83,7 @@ def _ask(daemon: Daemon, *words: object) -> float:
     """Of a process of its own, since it opens files of the mount."""
     line = [sys.executable, '-m', 'integration.bench.daemon', *map(str, words)]
     env = environment(daemon.root, OVERMIND_STRICT='1')
-    done = subprocess.run(line, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(line, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=3600)
     if done.returncode:
         raise RunError(f'{" ".join(line)}: {done.stderr[-2000:]}')
     return float(json.loads(done.stdout))
