@@ -49,7 +49,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 	}
 	defer metrics.close()
 	watcher, pressureErr := o.watchPressure()
-	defer watcher.Close()
+	defer watcher.Close() //nolint:staticcheck // does nothing where there is none
 
 	calls := store.NewOS()
 	hugeErr := store.ProbeHugePages(calls)

@@ -187,8 +187,12 @@ class Store:
 
     def beginning_with(self, prefix: str, limit: int) -> list[Manifest]:
         """The manifests of the newest entries whose ids begin like that; those that cannot be read are left out."""
+        return [manifest for manifest, _ in self.newest(limit, prefix)]
 
-        def look() -> list[Manifest]:
+    def newest(self, limit: int, prefix: str = '') -> list[tuple[Manifest, int]]:
+        """Manifests and owners of the newest entries; those that cannot be read are left out."""
+
+        def look() -> list[tuple[Manifest, int]]:
             self._check_root()
             with os.scandir(os.path.join(self.root, 'pipelines')) as found:
                 entries = [e for e in found if e.name.startswith(prefix)]
@@ -196,7 +200,7 @@ class Store:
             manifests = []
             for e in entries:
                 with contextlib.suppress(CorruptEntry, OSError):
-                    manifests.append(self._manifest(f'pipelines/{e.name}')[0])
+                    manifests.append(self._manifest(f'pipelines/{e.name}'))
             return manifests
 
         return self.guard(look)
@@ -330,9 +334,7 @@ class Store:
         """work(), which may take long, as making room for gigabytes does, for as long as the daemon answers others."""
         answers = functools.partial(os.path.lexists, os.path.join(self.root, 'control'))
         try:
-            return guarded(
-                self.root, self.deadline, work, late, lambda: guarded(self.root, self.deadline, answers)
-            )
+            return guarded(self.root, self.deadline, work, late, lambda: guarded(self.root, self.deadline, answers))
         except Hangs:
             self._hung_until = time.monotonic() + HANG_PAUSE
             raise

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
 
 from overmind.run.options import parse
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _HELP = """\
 usage: overmind run [PYTHON OPTIONS] FILE [ARGUMENTS]
@@ -51,6 +54,8 @@ def _run(words: list[str]) -> NoReturn:
         from overmind.run import report
 
         if first == '--explain':
+            if not words[1:]:
+                sys.exit('overmind run: --explain needs a program')
             sys.exit(report.explain(parse(words[1:])))
         if words[1:]:
             sys.exit(f'overmind run: nothing may follow {first}')
