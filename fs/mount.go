@@ -3,7 +3,6 @@ package fs
 import (
 	"fmt"
 	"log/slog"
-	"os"
 	"runtime/debug"
 	"sync"
 	"syscall"
@@ -64,12 +63,9 @@ func New(opts Options) (*Mount, error) {
 	}
 	t.metrics = newMetrics(t)
 	t.pruner = &pruner{after: pruneAfter, seen: map[string]time.Time{}}
-	var err error
-	root := os.Geteuid() == 0
-	if !root {
-		if err = mayMount(); err != nil {
-			return nil, err
-		}
+	err := MayMount(opts.Dir, opts.AllowOther)
+	if err != nil {
+		return nil, err
 	}
 	options := []string{}
 	if opts.Served {
@@ -89,7 +85,7 @@ func New(opts Options) (*Mount, error) {
 			Name:              subtype,
 			Options:           options,
 			AllowOther:        opts.AllowOther || opts.Served,
-			DirectMountStrict: root,
+			DirectMountStrict: mountsItself(),
 			MaxWrite:          1 << 20,
 			MaxBackground:     64,
 			MaxStackDepth:     1, // a passthrough file must not itself be stacked; memfds are not
@@ -125,7 +121,7 @@ func New(opts Options) (*Mount, error) {
 		if socket != nil {
 			socket.Close()
 		}
-		return nil, fmt.Errorf("mount %s: %w", opts.Dir, err)
+		return nil, fmt.Errorf("mount %s: %w", opts.Dir, refused(err))
 	}
 	// Before the first request is served, so that all handles of the mount agree.
 	t.passthrough = active(probePassthrough(server, opts.Passthrough))

@@ -48,6 +48,9 @@ func (o MountOptions) Run(ctx context.Context) error {
 	defer watcher.Close()
 
 	calls := store.NewOS()
+	if err := store.ProbeMemfd(calls); err != nil {
+		return err
+	}
 	hugeErr := store.ProbeHugePages(calls)
 	options := store.Options{
 		MaxBytes: o.MaxBytes, MaxEntries: o.MaxEntries, MaxFiles: maxFiles, TTL: o.TTL,
