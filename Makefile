@@ -134,7 +134,7 @@ clean: ## remove what was built; checkpoints and results stay in $OVERMIND_WORK
 ##@ Check
 
 .PHONY: test
-test: lint test-go test-cext test-py test-abi test-e2e test-smoke ## everything below but the benchmark, soak, fuzz and lint-go
+test: lint test-go test-cext test-py test-abi test-e2e test-smoke fuzz ## everything below but the benchmark, soak and lint-go
 
 .PHONY: lint
 lint: venv check-generated ## gofmt, go vet, ruff, mypy
@@ -215,11 +215,8 @@ bench-check: ## the same, and fail when the promised ratios are not reached
 	$(MAKE) bench BENCH_ARGS='--check $(BENCH_ARGS)'
 
 .PHONY: fuzz
-fuzz: | need-go ## every fuzz target, each for $FUZZTIME (default 20s)
-	@grep -rHoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' cmd fs schema | while IFS=: read -r file target; do \
-		echo "$$file: $${target#func }"; \
-		go test "./$$(dirname "$$file")" -run '^$$' -fuzz "^$${target#func }$$" -fuzztime $(FUZZTIME); \
-	done
+fuzz: venv | need-go need-compiler ## every fuzzer, of Go, C++ and Python, each for $FUZZTIME (default 20s), two at a time
+	FUZZTIME=$(FUZZTIME) PYTHON=$(PY) integration/fuzz.sh
 
 .PHONY: lint-go
 lint-go: $(WORK)/bin/golangci-lint-$(GOLANGCI) ## golangci-lint; building it takes some minutes the first time

@@ -7,6 +7,7 @@ setup(
         Extension(
             "overmind_cext._helper",
             sources=["src/helper.cpp"],
+            depends=["src/arena.h"],
             language="c++",
             extra_compile_args=[
                 "-std=c++17",

@@ -77,7 +77,7 @@ var childCommands = map[string]func([]string) error{
 		return unix.Close(fd)
 	},
 	// ROOT ID SIZE
-	"fill": func(a []string) error { return childFill(a).Run() },
+	"fill": func(a []string) error { return errors.Join(openLock(a[0], a[1]), childFill(a).Run()) },
 	// ROOT ID SIZE [FROM]: takes the lock, stages, and holds
 	"stage": func(a []string) error {
 		fd, err := unix.Open(a[0]+"/locks/"+a[1], unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o644)

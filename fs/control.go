@@ -57,8 +57,8 @@ func (t *tree) mayUse(c store.Caller) bool {
 	return t.shared || c.UID == 0 || c.UID == t.owner.UID
 }
 
-// openArena returns a descriptor on the memory of an arena, to those who can open its file: a published one is everybody's
-// to read, that of a staging its owner's to write.
+// openArena returns a descriptor on the memory of an arena, to those who can open its file: a published one to read, that
+// of a staging to its owner, to write.
 func (t *tree) openArena(c store.Caller, r schema.Request) (int, error) {
 	if !t.mayUse(c) {
 		return -1, store.ErrNotOwner
@@ -71,7 +71,7 @@ func (t *tree) openArena(c store.Caller, r schema.Request) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if r.Staged() && !c.Owns(e.Owner()) {
+	if !c.Owns(e.Owner()) && (r.Staged() || !t.mayRead(c, e.Owner())) {
 		return -1, store.ErrNotOwner
 	}
 	f, err := e.File(store.TensorsName, r.Name)

@@ -197,6 +197,12 @@ func TestWhoIsServed(t *testing.T) {
 		"everybody": {
 			change:    func(o *overmindfs.Options, _ *store.Options) { o.AllowOther = true },
 			filler:    user,
+			published: map[uint32]string{0: "ok", user: "ok", other: "EPERM"},
+			staged:    map[uint32]string{0: "ok", user: "ok", other: "EPERM"},
+		},
+		"everybody, shared": {
+			change:    func(o *overmindfs.Options, _ *store.Options) { o.AllowOther, o.Share = true, true },
+			filler:    user,
 			published: map[uint32]string{0: "ok", user: "ok", other: "ok"},
 			staged:    map[uint32]string{0: "ok", user: "ok", other: "EPERM"},
 		},
@@ -204,9 +210,9 @@ func TestWhoIsServed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := testMount(t, c.change)
 			m.needControl(t)
-			size := fmt.Sprint(mib)
-			start(t, c.filler, "fill", m.dir, "a", size).finish()
-			filler := start(t, c.filler, "stage", m.dir, "s", size)
+			size, a, s := fmt.Sprint(mib), idOf(c.filler, "a"), idOf(c.filler, "s")
+			start(t, c.filler, "fill", m.dir, a, size).finish()
+			filler := start(t, c.filler, "stage", m.dir, s, size)
 			if got := filler.line(); got != "staged" {
 				t.Fatal(got)
 			}
@@ -223,13 +229,13 @@ func TestWhoIsServed(t *testing.T) {
 					}
 				}
 			}
-			check("false", "a", "pipelines", c.published, true)
-			check("true", "s", "staging", c.staged, true)
+			check("false", a, "pipelines", c.published, true)
+			check("true", s, "staging", c.staged, true)
 			// Also for those who have found a way to the socket.
 			must(t, os.Chmod(filepath.Dir(path), 0o711))
 			must(t, os.Chmod(path, 0o666))
-			check("false", "a", "pipelines", c.published, false)
-			check("true", "s", "staging", c.staged, false)
+			check("false", a, "pipelines", c.published, false)
+			check("true", s, "staging", c.staged, false)
 			for uid, want := range map[uint32]string{0: "ok", user: "EPERM", other: "EPERM"} {
 				if got := start(t, uid, "takeover", path).finish(); got != want {
 					t.Errorf("takeover by %d: %s, want %s", uid, got, want)

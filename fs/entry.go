@@ -28,12 +28,12 @@ var (
 )
 
 func newEntryDir(ctx context.Context, parent *fusefs.Inode, t *tree, e *store.Entry, out *fuse.EntryOut) *fusefs.Inode {
-	dirAttr(&out.Attr, 0o755, e.Owner(), e.Created())
+	dirAttr(&out.Attr, t.entryMode(), e.Owner(), e.Created())
 	return parent.NewInode(ctx, &entryDir{dir{tree: t}, e}, folder(serialIno(e.Serial())))
 }
 
 func (d *entryDir) Getattr(_ context.Context, _ fusefs.FileHandle, out *fuse.AttrOut) syscall.Errno {
-	dirAttr(&out.Attr, 0o755, d.entry.Owner(), d.entry.Created())
+	dirAttr(&out.Attr, d.tree.entryMode(), d.entry.Owner(), d.entry.Created())
 	return 0
 }
 

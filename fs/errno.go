@@ -23,6 +23,7 @@ var errnos = []struct {
 	// The kernel resolves the path once more, and so finds the new mount: a program never sees this number.
 	{store.ErrSuperseded, syscall.ESTALE},
 	{store.ErrNoSpace, syscall.ENOSPC},
+	{store.ErrTooMany, syscall.EDQUOT},
 	{store.ErrTooLarge, syscall.EFBIG},
 	{store.ErrResize, syscall.EINVAL},
 	{store.ErrReadOnly, syscall.EROFS},

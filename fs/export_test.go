@@ -2,12 +2,24 @@ package fs
 
 import (
 	"context"
+	"errors"
+	"path/filepath"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// WaitMount makes the mount usable by the process that serves it, see New.
-func (m *Mount) WaitMount() error { return m.server.WaitMount() }
+// WaitMount makes the mount usable by the process that serves it, see New: it asks for poll once, so that the kernel stops
+// asking. As Server.WaitMount does, which does not know the path.
+func (m *Mount) WaitMount() error {
+	fd, err := unix.Open(filepath.Join(m.dir, ".go-fuse-epoll-hack"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLPRI | unix.POLLOUT}}, 0)
+	return errors.Join(err, unix.Close(fd))
+}
 
 // AddPanickingFile adds a file to the root whose open panics in the daemon.
 func (m *Mount) AddPanickingFile(name string) {

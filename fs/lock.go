@@ -46,7 +46,11 @@ func (l *lockFile) Setattr(_ context.Context, _ fusefs.FileHandle, in *fuse.SetA
 }
 
 func (l *lockFile) Open(ctx context.Context, _ uint32) (fusefs.FileHandle, uint32, syscall.Errno) {
-	h, err := l.tree.store.OpenLock(l.id, callerOf(ctx).PID)
+	caller := callerOf(ctx)
+	if err := l.tree.mayFill(l.id, caller); err != nil {
+		return nil, 0, toErrno(err) // also for reading: flock does not ask
+	}
+	h, err := l.tree.store.OpenLock(l.id, caller)
 	if err != nil {
 		return nil, 0, toErrno(err)
 	}

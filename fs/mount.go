@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -24,6 +25,7 @@ type Options struct {
 	Version    string
 	UID, GID   uint32 // who owns the root folder
 	AllowOther bool   // any user may use the mount
+	Share      bool   // with AllowOther: users may read each other's entries
 	// Served means that the process is root and serves the user UID: only that user may use the mount.
 	Served      bool
 	Passthrough bool  // use it if the kernel and the privileges allow it
@@ -59,7 +61,7 @@ func New(opts Options) (*Mount, error) {
 	t := &tree{
 		store: opts.Store, log: opts.Logger, version: opts.Version, mountedAt: opts.Dir, started: time.Now(),
 		owner:  store.Caller{UID: opts.UID, GID: opts.GID},
-		shared: opts.AllowOther, hugePages: active(opts.HugePages), pressure: active(opts.Pressure),
+		shared: opts.AllowOther, share: opts.Share, hugePages: active(opts.HugePages), pressure: active(opts.Pressure),
 	}
 	t.metrics = newMetrics(t)
 	t.pruner = &pruner{after: pruneAfter, seen: map[string]time.Time{}}
@@ -102,6 +104,14 @@ func New(opts Options) (*Mount, error) {
 		done: make(chan struct{}), mounted: make(chan struct{}), superseded: make(chan struct{}),
 	}
 	mountPoint := opts.Dir
+	if root && !opts.Detached {
+		pin, err := pinFolder(opts.Dir)
+		if err != nil {
+			return nil, fmt.Errorf("mount %s: %w", opts.Dir, err)
+		}
+		defer func() { _ = unix.Close(pin) }()
+		mountPoint = fmt.Sprintf("/proc/self/fd/%d", pin)
+	}
 	if opts.Detached {
 		if mountPoint, err = m.mountDetached(opts, &nodeOptions.MountOptions); err != nil {
 			return nil, err
@@ -138,6 +148,17 @@ func New(opts Options) (*Mount, error) {
 	// file of the mount to make the kernel stop asking about poll: a process that is killed in the middle of a request
 	// to itself can never end. Poll only matters to a process that opens files of the mount it serves.
 	return m, nil
+}
+
+// pinFolder opens the folder of a path without symbolic links: whoever may write above it could put one there after it was
+// looked at, and have root mount elsewhere.
+func pinFolder(dir string) (int, error) {
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
+	fd, err := unix.Openat2(unix.AT_FDCWD, dir, &how)
+	if errors.Is(err, unix.ENOSYS) { // Linux before 5.6
+		return unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	}
+	return fd, err
 }
 
 // Done is closed when the mount is gone.

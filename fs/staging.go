@@ -2,11 +2,14 @@ package fs
 
 import (
 	"context"
+	"errors"
 	"syscall"
 
 	fusefs "github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"overmind-fs/fs/store"
 )
 
 // stagingDir lists the fills under way.
@@ -46,9 +49,16 @@ func (s *stagingDir) Readdir(context.Context) (fusefs.DirStream, syscall.Errno) 
 
 // Mkdir begins a fill.
 func (s *stagingDir) Mkdir(ctx context.Context, name string, _ uint32, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
-	e, err := s.tree.store.Begin(name, callerOf(ctx))
+	caller := callerOf(ctx)
+	if err := s.tree.mayFill(name, caller); err != nil {
+		return nil, toErrno(err)
+	}
+	e, err := s.tree.store.Begin(name, caller)
 	if err != nil {
 		return nil, toErrno(err)
+	}
+	if s.tree.shared && caller.UID != 0 && !e.HasLock() {
+		return nil, toErrno(errors.Join(store.ErrNotOwner, s.tree.store.Drop(name, caller))) // nobody would clear it away
 	}
 	return newEntryDir(ctx, &s.Inode, s.tree, e, out), 0
 }

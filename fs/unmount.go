@@ -13,9 +13,9 @@ import (
 // Detach unmounts path. A lazy detach also succeeds while files are open: the mount disappears from the tree at once
 // and goes when the last of them is closed. A plain one fails with unix.EBUSY then.
 func Detach(path string, lazy bool) error {
-	flags := 0
+	flags := unix.UMOUNT_NOFOLLOW
 	if lazy {
-		flags = unix.MNT_DETACH
+		flags |= unix.MNT_DETACH
 	}
 	err := unix.Unmount(path, flags)
 	if err == nil || !errors.Is(err, unix.EPERM) || os.Geteuid() == 0 {

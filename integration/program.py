@@ -197,13 +197,13 @@ def say(what: dict[str, Any]) -> None:
 def main() -> None:
     args = arguments()
     watch = Stopwatch()
+    if args.cache:
+        with watch.stage('patch'):
+            patch()
     with watch.stage('import'):
         import_libraries()
     import torch
 
-    if args.cache:
-        with watch.stage('patch'):
-            patch()
     result: dict[str, Any] = {'seconds': watch.seconds}
     if args.wait:
         say({'memory': memory()})

@@ -16,9 +16,9 @@ def main() -> None:
     parser.add_argument('--cache', action='store_true')
     parser.add_argument('--again', action='store_true')
     args = parser.parse_args()
-    import_libraries()
     if args.cache:
         patch()
+    import_libraries()
     import torch
 
     while True:

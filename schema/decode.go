@@ -11,6 +11,12 @@ import (
 // that leads outside the buffer, a missing required field, or counts that the buffer cannot hold.
 var ErrMalformed = errors.New("malformed manifest")
 
+// MaxBytes is the size of the largest manifest that is read, in bytes, and MaxStorages is how many storages it may have.
+const (
+	MaxBytes    = 64 << 20
+	MaxStorages = 1 << 20
+)
+
 const (
 	minBytes = 8 // root offset and file identifier
 
@@ -27,6 +33,9 @@ const (
 func Decode(buf []byte) (m *Manifest, err error) {
 	if len(buf) < minBytes {
 		return nil, fmt.Errorf("%w: %d bytes", ErrMalformed, len(buf))
+	}
+	if len(buf) > MaxBytes {
+		return nil, fmt.Errorf("%w: %d bytes, at most %d", ErrMalformed, len(buf), MaxBytes)
 	}
 	if !manifest.ManifestBufferHasIdentifier(buf) {
 		return nil, fmt.Errorf("%w: file identifier %q, want %q", ErrMalformed, buf[4:8], manifest.ManifestIdentifier)

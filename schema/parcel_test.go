@@ -52,6 +52,7 @@ func TestParcelSurvivesDamage(t *testing.T) {
 				damaged := bytes.Clone(good)
 				damaged[n] ^= bits
 				checkParcel(t, damaged)
+				checkAllocation(t, len(damaged), func() { _, _ = schema.DecodeParcels(damaged) })
 			}
 		}
 	}
@@ -77,6 +78,6 @@ func FuzzDecodeParcels(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, buf []byte) {
 		checkParcel(t, buf)
-		_, _ = schema.DecodeParcels(buf)
+		checkAllocation(t, len(buf), func() { _, _ = schema.DecodeParcels(buf) })
 	})
 }

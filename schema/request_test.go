@@ -106,6 +106,7 @@ func TestRequestSurvivesDamage(t *testing.T) {
 			damaged := bytes.Clone(good)
 			damaged[n] ^= bits
 			checkRequest(t, damaged)
+			checkAllocation(t, len(damaged), func() { _, _ = schema.DecodeRequest(damaged) })
 		}
 	}
 }
@@ -130,8 +131,7 @@ func FuzzDecodeRequest(f *testing.F) {
 	f.Add([]byte("\x08\x00\x00\x00\x08\x00\x00\x00OVMC"))
 	f.Fuzz(func(t *testing.T, message []byte) {
 		checkRequest(t, message)
-		if _, err := schema.DecodeReply(message); err != nil {
-			return
-		}
+		_, _ = schema.DecodeReply(message)
+		checkAllocation(t, len(message), func() { _, _ = schema.DecodeRequest(message) })
 	})
 }

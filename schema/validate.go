@@ -78,6 +78,9 @@ func (m *Manifest) validateArenas(staged map[string]uint64) error {
 }
 
 func (m *Manifest) validateStorages() error {
+	if len(m.Storages) > MaxStorages {
+		return invalid("%d storages, at most %d", len(m.Storages), MaxStorages)
+	}
 	if len(m.StorageNames) != len(m.Storages) {
 		return invalid("%d storages and %d storage names", len(m.Storages), len(m.StorageNames))
 	}

@@ -47,17 +47,20 @@ func TestValidateRefuses(t *testing.T) {
 		change func(*schema.Manifest, *schema.Files)
 		want   string
 	}{
-		"format":           {func(m *schema.Manifest, _ *schema.Files) { m.Format = 2 }, "format 2"},
-		"id":               {func(_ *schema.Manifest, f *schema.Files) { f.ID = "b" }, `id "a"`},
-		"bad id":           {func(m *schema.Manifest, f *schema.Files) { m.ID, f.ID = "../x", "../x" }, "id"},
-		"structure":        {func(m *schema.Manifest, _ *schema.Files) { m.StructureNbytes++ }, "structure_nbytes"},
-		"seconds":          {func(m *schema.Manifest, _ *schema.Files) { m.FillSeconds = math.NaN() }, "fill_seconds"},
-		"arena name":       {func(m *schema.Manifest, _ *schema.Files) { m.Arenas[0].Name = "../u.safetensors" }, "not allowed"},
-		"arena suffix":     {func(m *schema.Manifest, _ *schema.Files) { m.Arenas[0].Name = "unet.bin" }, "not allowed"},
-		"arena twice":      {func(m *schema.Manifest, _ *schema.Files) { m.Arenas[1] = m.Arenas[0] }, "twice"},
-		"arena missing":    {func(_ *schema.Manifest, f *schema.Files) { delete(f.Arenas, "vae.safetensors") }, "was not staged"},
-		"arena extra":      {func(_ *schema.Manifest, f *schema.Files) { f.Arenas["x.safetensors"] = 1 }, "is not declared"},
-		"arena size":       {func(m *schema.Manifest, _ *schema.Files) { m.Arenas[0].Nbytes++ }, "4097 bytes and has 4096"},
+		"format":        {func(m *schema.Manifest, _ *schema.Files) { m.Format = 2 }, "format 2"},
+		"id":            {func(_ *schema.Manifest, f *schema.Files) { f.ID = "b" }, `id "a"`},
+		"bad id":        {func(m *schema.Manifest, f *schema.Files) { m.ID, f.ID = "../x", "../x" }, "id"},
+		"structure":     {func(m *schema.Manifest, _ *schema.Files) { m.StructureNbytes++ }, "structure_nbytes"},
+		"seconds":       {func(m *schema.Manifest, _ *schema.Files) { m.FillSeconds = math.NaN() }, "fill_seconds"},
+		"arena name":    {func(m *schema.Manifest, _ *schema.Files) { m.Arenas[0].Name = "../u.safetensors" }, "not allowed"},
+		"arena suffix":  {func(m *schema.Manifest, _ *schema.Files) { m.Arenas[0].Name = "unet.bin" }, "not allowed"},
+		"arena twice":   {func(m *schema.Manifest, _ *schema.Files) { m.Arenas[1] = m.Arenas[0] }, "twice"},
+		"arena missing": {func(_ *schema.Manifest, f *schema.Files) { delete(f.Arenas, "vae.safetensors") }, "was not staged"},
+		"arena extra":   {func(_ *schema.Manifest, f *schema.Files) { f.Arenas["x.safetensors"] = 1 }, "is not declared"},
+		"arena size":    {func(m *schema.Manifest, _ *schema.Files) { m.Arenas[0].Nbytes++ }, "4097 bytes and has 4096"},
+		"storages": {func(m *schema.Manifest, _ *schema.Files) {
+			m.Storages, m.StorageNames = make([]schema.Storage, 2_000_000), make([]string, 2_000_000)
+		}, "2000000 storages"},
 		"names":            {func(m *schema.Manifest, _ *schema.Files) { m.StorageNames = m.StorageNames[1:] }, "storage names"},
 		"device":           {func(m *schema.Manifest, _ *schema.Files) { m.Storages[0].Device = 2 }, "device 2"},
 		"storage arena":    {func(m *schema.Manifest, _ *schema.Files) { m.Storages[0].Arena = 2 }, "arena 2"},

@@ -7,29 +7,24 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <new>
-#include <thread>
 #include <vector>
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+
+#include "arena.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
 
 namespace {
-
-static_assert(sizeof(size_t) == 8 && sizeof(off_t) == 8, "needs a 64-bit platform");
 
 // The legacy (unversioned) part of dlpack.h: torch 2.4 refuses the versioned one.
 struct DLDevice {
@@ -56,26 +51,10 @@ constexpr int32_t kDLCPU = 1;
 constexpr uint8_t kDLUInt = 1;
 constexpr char kCapsuleName[] = "dltensor";
 
-constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kReadChunk = size_t{64} << 20;
-constexpr size_t kSpan = size_t{4} << 20;  // what a writing thread takes at a time
-constexpr int kMaxThreads = 64;
 constexpr int kNoLease = -1;
 
 std::atomic<long long> live{0};
 std::atomic<long long> released{0};
-
-// What went wrong without the GIL; raised as OSError, or as ValueError if the file has another size.
-struct Failure {
-  int error = 0;
-  const char *what = nullptr;
-  bool wrong_size = false;
-  long long size = 0;  // of the file
-
-  explicit operator bool() const { return error != 0 || wrong_size; }
-};
-
-Failure failed(const char *what) { return {errno, what, false, 0}; }
 
 PyObject *raise(const Failure &failure, long long nbytes) {
   if (failure.wrong_size) {
@@ -88,51 +67,6 @@ PyObject *raise(const Failure &failure, long long nbytes) {
     Py_DECREF(args);
   }
   return nullptr;
-}
-
-size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
-
-Failure check_size(int fd, size_t nbytes) {
-  struct stat st;
-  if (fstat(fd, &st) != 0) return failed("fstat");
-  if (static_cast<uint64_t>(st.st_size) != nbytes) return {0, nullptr, true, st.st_size};
-  return {};
-}
-
-// Maps nbytes at a multiple of 2 MiB, as elsewhere huge pages would be mapped as small ones: reserves more address
-// space than needed, gives the ends back and maps over the rest.
-Failure map_aligned(size_t nbytes, int prot, int flags, int fd, void **out) {
-  const size_t length = round_up(nbytes, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
-  void *reserved = mmap(nullptr, length + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) return failed("mmap (address space)");
-  char *low = static_cast<char *>(reserved);
-  const size_t head = round_up(reinterpret_cast<uintptr_t>(low), kHugePage) - reinterpret_cast<uintptr_t>(low);
-  const size_t tail = kHugePage - head;  // more than nothing, as head < kHugePage
-  char *start = low + head;
-  if ((head != 0 && munmap(low, head) != 0) || munmap(start + length, tail) != 0) {
-    const Failure failure = failed("munmap (address space)");
-    munmap(low, length + kHugePage);
-    return failure;
-  }
-  if (mmap(start, nbytes, prot, flags | MAP_FIXED, fd, 0) == MAP_FAILED) {
-    const Failure failure = failed("mmap");
-    munmap(start, length);
-    return failure;
-  }
-  *out = start;
-  return {};
-}
-
-Failure read_all(int fd, char *to, size_t nbytes) {
-  size_t done = 0;
-  while (done < nbytes) {
-    const ssize_t n = pread(fd, to + done, std::min(nbytes - done, kReadChunk), static_cast<off_t>(done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return failed("pread");
-    if (n == 0) return {EIO, "pread (the file ended early)", false, 0};
-    done += static_cast<size_t>(n);
-  }
-  return {};
 }
 
 // One mapped or copied arena with its lease, and the tensor that describes it.
@@ -245,13 +179,6 @@ PyObject *map_arena(PyObject *, PyObject *args, PyObject *kwargs) {
   return capsule;
 }
 
-// A part of the arena and the memory that it is copied from.
-struct Span {
-  size_t offset;
-  const char *from;
-  size_t nbytes;
-};
-
 // Reads and checks all pieces before anything is written; on failure a Python exception is set. Overlapping pieces are
 // refused because threads would race for the bytes.
 bool collect(PyObject *header, PyObject *pieces, size_t nbytes, std::vector<Span> *out) {
@@ -276,86 +203,24 @@ bool collect(PyObject *header, PyObject *pieces, size_t nbytes, std::vector<Span
          to_size(PyTuple_GetItem(piece, 2), "piece size", &size);
     Py_DECREF(piece);
     if (!ok) return false;
-    if (offset > nbytes || size > nbytes - offset) {
+    if (!fits(offset, size, nbytes)) {
       PyErr_Format(PyExc_ValueError, "piece %zd: %zu bytes at %zu do not fit into %zu", i, size, offset, nbytes);
       return false;
     }
     if (size == 0) continue;
-    if (address == 0 || size > static_cast<size_t>(INT64_MAX) - address) {
+    if (!addressable(address, size)) {
       PyErr_Format(PyExc_ValueError, "piece %zd: no %zu bytes at address %zu", i, size, address);
       return false;
     }
     out->push_back({offset, reinterpret_cast<const char *>(address), size});
   }
-  std::sort(out->begin(), out->end(), [](const Span &a, const Span &b) { return a.offset < b.offset; });
-  for (size_t i = 1; i < out->size(); i++) {
+  if (const size_t i = overlap(out)) {
     const Span &before = (*out)[i - 1], &here = (*out)[i];
-    if (before.offset + before.nbytes > here.offset) {
-      PyErr_Format(PyExc_ValueError, "%zu bytes at %zu overlap %zu bytes at %zu", before.nbytes, before.offset,
-                   here.nbytes, here.offset);
-      return false;
-    }
+    PyErr_Format(PyExc_ValueError, "%zu bytes at %zu overlap %zu bytes at %zu", before.nbytes, before.offset,
+                 here.nbytes, here.offset);
+    return false;
   }
   return true;
-}
-
-// Cuts the spans at multiples of kSpan of the file, so that two threads rarely fault the same huge page.
-std::vector<Span> cut(const std::vector<Span> &spans) {
-  std::vector<Span> parts;
-  parts.reserve(spans.size());
-  for (Span span : spans) {
-    while (span.nbytes > 0) {
-      const size_t n = std::min(span.nbytes, kSpan - span.offset % kSpan);
-      parts.push_back({span.offset, span.from, n});
-      span = {span.offset + n, span.from + n, span.nbytes - n};
-    }
-  }
-  return parts;
-}
-
-int write_span(int fd, const Span &span) {
-  size_t done = 0;
-  while (done < span.nbytes) {
-    const ssize_t n = pwrite(fd, span.from + done, span.nbytes - done, static_cast<off_t>(span.offset + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return n < 0 ? errno : EIO;
-    done += static_cast<size_t>(n);
-  }
-  return 0;
-}
-
-// Copies the parts into the mapping at base or, without one, to fd; each thread takes the next part that is left.
-// Returns the errno of the first failure.
-int copy_parts(const std::vector<Span> &parts, int threads, char *base, int fd) {
-  std::atomic<size_t> next{0};
-  std::atomic<int> error{0};
-  auto work = [&] {
-    for (size_t i; error.load() == 0 && (i = next.fetch_add(1)) < parts.size();) {
-      if (base) {
-        std::memcpy(base + parts[i].offset, parts[i].from, parts[i].nbytes);
-      } else if (const int e = write_span(fd, parts[i])) {
-        int none = 0;
-        error.compare_exchange_strong(none, e);
-      }
-    }
-  };
-  std::vector<std::thread> others;
-  try {
-    others.reserve(static_cast<size_t>(threads));
-    while (static_cast<int>(others.size()) + 1 < threads) others.emplace_back(work);
-  } catch (const std::exception &) {
-    // No more threads or memory to be had: those that run do it all.
-  }
-  work();
-  for (std::thread &other : others) other.join();
-  return error.load();
-}
-
-int thread_count(int wanted, const std::vector<Span> &spans) {
-  if (wanted == 0) wanted = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 4);
-  size_t total = 0;
-  for (const Span &span : spans) total += span.nbytes;
-  return static_cast<int>(std::min<size_t>(static_cast<size_t>(std::min(wanted, kMaxThreads)), total / kSpan + 1));
 }
 
 PyObject *write_checked(int fd, size_t nbytes, PyObject *header, PyObject *pieces, int threads, bool mapped) {

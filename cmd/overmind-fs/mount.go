@@ -18,7 +18,8 @@ func cmdMount() *cli.Command {
 			&cli.BoolFlag{Name: "background", Aliases: []string{"b"}, Usage: "return once the mount answers, serve in the background"},
 			&cli.BoolFlag{Name: "replace", Usage: "take over from the daemon that is mounted there, with all it has, without a gap"},
 			&cli.StringFlag{Name: "user", Usage: "as root: serve this `USER`, who alone may use the mount"},
-			&cli.BoolFlag{Name: "allow-other", Usage: "let every user use the mount"},
+			&cli.BoolFlag{Name: "allow-other", Usage: "let every user use the mount, each with entries of their own"},
+			&cli.BoolFlag{Name: "share", Usage: "with --allow-other: let users read each other's entries"},
 			&cli.StringFlag{Name: "max-bytes", Value: "50%", Usage: "budget: a `SIZE` such as 16GiB, or a share of the memory such as 50%"},
 			&cli.IntFlag{Name: "max-entries", Usage: "keep at most `N` entries (0: no limit)"},
 			&cli.StringFlag{Name: "ttl", Value: "0", Usage: "evict entries that nobody has used for `TIME`, such as 90m, 12h or 7d (0: never)"},
@@ -49,6 +50,7 @@ type MountOptions struct {
 	Replace     bool
 	User        string
 	AllowOther  bool
+	Share       bool
 	MaxBytes    uint64
 	MaxEntries  int
 	TTL         time.Duration // 0: entries do not expire
@@ -68,6 +70,7 @@ func mountOptionsOf(c *cli.Context) (MountOptions, error) {
 	}
 	o := MountOptions{
 		Dir: c.Args().First(), Replace: c.Bool("replace"), User: c.String("user"), AllowOther: c.Bool("allow-other"),
+		Share:      c.Bool("share"),
 		MaxEntries: c.Int("max-entries"), MetricsAddr: c.String("metrics-addr"),
 		LogFile: c.String("log-file"), Background: c.Bool("background"),
 	}
@@ -114,6 +117,9 @@ func (o MountOptions) Validate() error {
 	}
 	if o.User != "" && o.AllowOther {
 		return usageError{"--user gives the mount to one user, --allow-other to all: choose one"}
+	}
+	if o.Share && !o.AllowOther {
+		return usageError{"--share is for --allow-other: without it there is only one user"}
 	}
 	if _, _, err := o.owner(); err != nil {
 		return usageError{err.Error()}

@@ -62,6 +62,7 @@ func TestUsageErrors(t *testing.T) {
 		{"mount", "a", "--pressure", "0%"}, {"mount", "a", "--pressure", "101%"}, {"mount", "a", "--pressure", "10"},
 		{"mount", "a", "--log-level", "loud"}, {"mount", "a", "--log-format", "xml"}, {"mount", "a", "--nonsense"},
 		{"mount", "a", "--user", "root", "--allow-other"},
+		{"mount", "a", "--share"},
 		{"nonsense"}, {"ls", "--sort", "x"}, {"evict"}, {"evict", "--all", "x"}, {"show"}, {"umount"}, {"pin"},
 		{"mount", "/nope", "--user", "no such user"}, {"--root", "x", "mount", "a"}, {"umount", "a", "b"}, {"ls", "x"},
 		{"evict", "--prefix"}, {"evict", "--prefix", ""}, {"evict", "x", "--force"}, {"evict", "--older-than", "soon"},

@@ -23,7 +23,9 @@ const (
 	// patience is how long a connection may last.
 	patience = 2 * time.Second
 	// MaxConnections is how many there may be; more are closed at once.
-	MaxConnections = 128
+	MaxConnections = 256
+	// MaxPerUser is how many of them one user may have.
+	MaxPerUser = 64
 	// acceptPause is waited after an accept that failed, as when there are no descriptors left.
 	acceptPause = 10 * time.Millisecond
 )
@@ -47,12 +49,12 @@ type Server struct {
 	opts     Options
 	listener *net.UnixListener
 	path     string
-	free     chan struct{} // a token for each connection that there may still be
 	wait     sync.WaitGroup
 
 	mu     sync.Mutex // guards what follows
 	closed bool
-	conns  map[*net.UnixConn]struct{}
+	conns  map[*net.UnixConn]uint32 // whose each is
+	users  map[uint32]int           // how many each has
 }
 
 // Listen makes a socket in a folder of its own and answers in the background.
@@ -66,10 +68,8 @@ func Listen(opts Options) (*Server, error) {
 		return nil, fmt.Errorf("no socket: %w", err)
 	}
 	s := &Server{
-		opts: opts, listener: l, path: path, free: make(chan struct{}, MaxConnections), conns: map[*net.UnixConn]struct{}{},
-	}
-	for range MaxConnections {
-		s.free <- struct{}{}
+		opts: opts, listener: l, path: path, conns: map[*net.UnixConn]uint32{},
+		users: map[uint32]int{},
 	}
 	s.wait.Add(1)
 	go s.accept()
@@ -107,41 +107,43 @@ func (s *Server) accept() {
 			time.Sleep(acceptPause)
 			continue
 		}
-		select {
-		case <-s.free:
-			if !s.enter(c) {
-				return
-			}
-			go s.serve(c)
-		default:
-			_ = c.Close()
-			s.opts.Logger.Debug("too many connections on the control socket")
+		caller, err := peer(c)
+		if err == nil && s.enter(c, caller.UID) {
+			go s.serve(c, caller)
+			continue
 		}
+		_ = c.Close()
+		s.opts.Logger.Debug("connection refused on the control socket", "uid", caller.UID, "error", err)
 	}
 }
 
-// enter registers a connection, unless the server is closed.
-func (s *Server) enter(c *net.UnixConn) bool {
+// enter registers a connection, unless there are too many, of all users or of this one, or the server is closed.
+func (s *Server) enter(c *net.UnixConn, uid uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		_ = c.Close()
+	if s.closed || len(s.conns) >= MaxConnections || s.users[uid] >= MaxPerUser {
 		return false
 	}
-	s.conns[c] = struct{}{}
+	s.conns[c] = uid
+	s.users[uid]++
 	s.wait.Add(1)
 	return true
 }
 
-func (s *Server) serve(c *net.UnixConn) {
+func (s *Server) leave(c *net.UnixConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	uid := s.conns[c]
+	delete(s.conns, c)
+	if s.users[uid]--; s.users[uid] == 0 {
+		delete(s.users, uid)
+	}
+	_ = c.Close()
+}
+
+func (s *Server) serve(c *net.UnixConn, caller store.Caller) {
 	defer s.wait.Done()
-	defer func() {
-		s.mu.Lock()
-		delete(s.conns, c)
-		s.mu.Unlock()
-		_ = c.Close()
-		s.free <- struct{}{}
-	}()
+	defer s.leave(c)
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return
 	}
@@ -150,7 +152,7 @@ func (s *Server) serve(c *net.UnixConn) {
 	if err != nil || n == 0 {
 		return // silent or gone
 	}
-	fd, err := s.answer(c, message[:n])
+	fd, err := s.answer(c, caller, message[:n])
 	if errors.Is(err, errTakenOver) {
 		return
 	}
@@ -168,17 +170,13 @@ func (s *Server) serve(c *net.UnixConn) {
 var errTakenOver = errors.New("takeover")
 
 // answer opens what a message asks for.
-func (s *Server) answer(c *net.UnixConn, message []byte) (fd int, err error) {
+func (s *Server) answer(c *net.UnixConn, caller store.Caller, message []byte) (fd int, err error) {
 	defer func() {
 		if what := recover(); what != nil {
 			s.opts.Logger.Error("panic on the control socket", "panic", what, "stack", string(debug.Stack()))
 			fd, err = -1, fmt.Errorf("panic: %v", what)
 		}
 	}()
-	caller, err := peer(c)
-	if err != nil {
-		return -1, err
-	}
 	request, err := schema.DecodeRequest(message)
 	if err != nil {
 		return -1, err

@@ -101,6 +101,12 @@ func serve(t *testing.T, a Audience) *fixture {
 	return fx
 }
 
+func (fx *fixture) connections() int {
+	fx.mu.Lock()
+	defer fx.mu.Unlock()
+	return len(fx.conns)
+}
+
 func own() Audience { return Audience{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())} }
 
 func (fx *fixture) dial(t *testing.T) *net.UnixConn {
@@ -254,7 +260,7 @@ func TestDeafClients(t *testing.T) {
 		must(t, err)
 	}
 	eventually(t, "the server has forgotten them", func() bool {
-		return len(fx.free) == MaxConnections && openFiles(t) <= before+50
+		return fx.connections() == 0 && openFiles(t) <= before+50
 	})
 }
 
@@ -262,7 +268,7 @@ func TestTooManyConnections(t *testing.T) {
 	fx := serve(t, own())
 	const more = 72
 	var conns []*net.UnixConn
-	for range MaxConnections + more {
+	for range MaxPerUser + more {
 		conns = append(conns, fx.dial(t))
 	}
 	closed := 0
@@ -294,7 +300,7 @@ func TestTooManyConnections(t *testing.T) {
 func TestCloseEndsConnections(t *testing.T) {
 	fx := serve(t, own())
 	c := fx.dial(t)
-	eventually(t, "accepted", func() bool { return len(fx.free) == MaxConnections-1 })
+	eventually(t, "accepted", func() bool { return fx.connections() == 1 })
 	fx.Close()
 	if _, _, err := receive(t, c); err == nil {
 		t.Error("an answer after the end")

@@ -246,7 +246,7 @@ func (s *Store) trim() {
 	if s.opts.MaxEntries > 0 {
 		excess = max(0, len(s.entries)-s.opts.MaxEntries)
 	}
-	victims, _ := s.victims(func(sum uint64, n int) bool { return sum >= missing && n >= excess })
+	victims, _ := s.victims(s.idle(), func(sum uint64, n int) bool { return sum >= missing && n >= excess })
 	for _, e := range victims {
 		s.evict(e, ReasonRoom)
 	}

@@ -159,7 +159,7 @@ func TestFreezeHoldsChangesUp(t *testing.T) {
 	results := make(chan error, 4)
 	go func() { _, err := fx.Begin("c", alice); results <- err }()
 	go func() { results <- e.SetPinned(alice, true) }()
-	go func() { _, err := fx.OpenLock("a", 1); results <- err }()
+	go func() { _, err := fx.OpenLock("a", alice); results <- err }()
 	go func() { h.Release(); results <- nil }()
 	if len(fx.Writers()) != 1 || fx.Stats().PinnedBytes != 0 {
 		t.Error("something changed")
@@ -205,7 +205,7 @@ func TestSupersede(t *testing.T) {
 	fx := newFixture(t, 64*mib)
 	e := fx.fill("a", mib, alice)
 	lease := fx.lease(e, 1)
-	lock, err := fx.OpenLock("b", alice.PID)
+	lock, err := fx.OpenLock("b", alice)
 	must(t, err)
 	staged, h := fx.stage("b", mib, alice)
 	idle, h2 := fx.stage("c", mib, alice)
@@ -216,7 +216,7 @@ func TestSupersede(t *testing.T) {
 
 	for what, change := range map[string]func() error{
 		"begin":   func() error { _, err := fx.Begin("d", alice); return err },
-		"lock":    func() error { _, err := fx.OpenLock("d", 1); return err },
+		"lock":    func() error { _, err := fx.OpenLock("d", alice); return err },
 		"commit":  func() error { return fx.Commit(context.Background(), "b", alice, false) },
 		"evict":   func() error { return fx.Evict("a", alice) },
 		"unlink":  func() error { return e.Unlink("", ManifestName, alice) },

@@ -15,9 +15,9 @@ func (s *Store) used() uint64 {
 }
 
 // reserve makes sure that n more bytes fit into the budget and, if look is set, into the free memory, evicting idle
-// entries where they do not. When they would not fit even then, nothing is evicted. The caller then counts the bytes,
-// without letting go of s.mu in between.
-func (s *Store) reserve(n uint64, look bool, what string) error {
+// entries where they do not, for the sake of user uid. When they would not fit even then, nothing is evicted. The caller
+// then counts the bytes, without letting go of s.mu in between.
+func (s *Store) reserve(uid uint32, n uint64, look bool, what string) error {
 	if s.closed {
 		return ErrClosed
 	}
@@ -37,7 +37,7 @@ func (s *Store) reserve(n uint64, look bool, what string) error {
 	if missing == 0 {
 		return nil
 	}
-	victims, sum := s.victims(func(sum uint64, _ int) bool { return sum >= missing })
+	victims, sum := s.victims(s.evictable(uid), func(sum uint64, _ int) bool { return sum >= missing })
 	if sum < missing {
 		return s.refuse(n, what, cause, sum)
 	}
@@ -82,7 +82,7 @@ func (e *Entry) Reserve(n uint64, c Caller) error {
 		return ErrBusy
 	}
 	e.unreserve()
-	if err := s.reserve(n, true, e.id); err != nil {
+	if err := s.reserve(e.owner.UID, n, true, e.id); err != nil {
 		return err
 	}
 	e.promised = n
@@ -100,7 +100,7 @@ func (e *Entry) claim(n uint64, look bool, what string) error {
 	drawn := min(n, e.promised)
 	e.promised -= drawn
 	e.store.promised -= drawn
-	err := e.store.reserve(n, look, what)
+	err := e.store.reserve(e.owner.UID, n, look, what)
 	if err != nil && e.state == Staging {
 		e.promised += drawn
 		e.store.promised += drawn
@@ -121,8 +121,8 @@ func (s *Store) refuse(n uint64, what, cause string, evictable uint64) error {
 		humanize.IBytes(s.used()), humanize.IBytes(s.opts.MaxBytes), humanize.IBytes(evictable))
 }
 
-// reserveFile makes room for one more file under MaxFiles.
-func (s *Store) reserveFile() error {
+// reserveFile makes room for one more file of user uid under MaxFiles.
+func (s *Store) reserveFile(uid uint32) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func (s *Store) reserveFile() error {
 		return nil
 	}
 	for len(s.files) >= s.opts.MaxFiles {
-		idle := s.idle()
+		idle := s.evictable(uid)
 		if len(idle) == 0 {
 			s.counters.Refused++
 			s.log.Warn("too many files are open, nothing was evicted", "files", len(s.files), "max_files", s.opts.MaxFiles)
@@ -160,10 +160,38 @@ func (s *Store) idle() []*Entry {
 	return idle
 }
 
-// victims returns the idle entries that would be evicted next, until enough(bytes, entries) says that they suffice, and
+// evictable returns the idle entries that may go for the sake of user uid, least recently used first: the user's own, and
+// those of others while these have more than their share, which is the budget divided by the number of users. So nobody
+// drives out what others have by filling without end.
+func (s *Store) evictable(uid uint32) []*Entry {
+	held := map[uint32]uint64{uid: 0}
+	for _, e := range s.entries {
+		held[e.owner.UID] += e.size()
+	}
+	share := s.opts.MaxBytes / uint64(len(held))
+	var out []*Entry
+	for _, e := range s.idle() {
+		if owner := e.owner.UID; owner != uid {
+			if held[owner] <= share {
+				continue
+			}
+			held[owner] -= e.size()
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// size is how many bytes the files of the entry have, shared ones in full.
+func (e *Entry) size() uint64 {
+	var sum uint64
+	e.allFiles(func(f *File) { sum += f.mem.bytes })
+	return sum
+}
+
+// victims returns those of the idle entries that would be evicted next, until enough(bytes, entries) says that they suffice, and
 // the bytes they would free.
-func (s *Store) victims(enough func(sum uint64, n int) bool) ([]*Entry, uint64) {
-	idle := s.idle()
+func (s *Store) victims(idle []*Entry, enough func(sum uint64, n int) bool) ([]*Entry, uint64) {
 	var sum uint64
 	gone := map[*memory]int{}
 	for i, e := range idle {

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -284,5 +285,54 @@ func TestAllocationHasNoHoles(t *testing.T) {
 				t.Errorf("huge %v, size %d: %d huge arenas", huge, size, s.HugeArenas)
 			}
 		}
+	}
+}
+
+// Who fills without end drives out only what is their own, and what others have beyond their share.
+func TestNobodyDrivesOutTheShareOfOthers(t *testing.T) {
+	fx := newFixture(t, 10*mib)
+	fx.fill("a", 3*mib, alice)
+	fx.fill("b", mib, alice)
+	for _, id := range []string{"x1", "x2", "x3", "x4"} {
+		fx.fill(id, 3*mib, bob)
+	}
+	fx.wantEntries("a", "b", "x4")
+	e, err := fx.Begin("y", bob)
+	must(t, err)
+	wantErr(t, e.Reserve(9*mib, bob), ErrNoSpace)
+	fx.wantEntries("a", "b", "x4")
+	must(t, fx.Drop("y", bob))
+}
+
+func TestMoreThanTheShareGoes(t *testing.T) {
+	fx := newFixture(t, 10*mib)
+	for _, id := range []string{"a", "b", "c"} {
+		fx.fill(id, 3*mib, alice)
+	}
+	fx.fill("x", 3*mib, bob)
+	fx.wantEntries("b", "c", "x")
+	fx.fill("y", mib, bob)
+	fx.wantEntries("c", "x", "y")
+}
+
+func TestTooManyStagingsAndArenas(t *testing.T) {
+	fx := newFixture(t, 10*mib)
+	for n := range MaxStagings {
+		_, err := fx.Begin(fmt.Sprint("s", n), alice)
+		must(t, err)
+	}
+	_, err := fx.Begin("one-more", alice)
+	wantErr(t, err, ErrTooMany)
+	e, err := fx.Begin("one-more", bob)
+	must(t, err)
+	must(t, e.MakeTensors(bob))
+	for n := range MaxArenas + 1 {
+		_, h, err := e.CreateArena(fmt.Sprint(n, ".safetensors"), bob)
+		if n == MaxArenas {
+			wantErr(t, err, ErrTooMany)
+			break
+		}
+		must(t, err)
+		h.Release()
 	}
 }

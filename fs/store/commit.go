@@ -222,7 +222,7 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 	stale := s.outdated(e, factsOf(m))
 	switch {
 	case old == nil && len(stale) == 0:
-		if err := s.reserveEntry(); err != nil {
+		if err := s.reserveEntry(e.owner.UID); err != nil {
 			return err
 		}
 	case old != nil:
@@ -277,13 +277,13 @@ func (s *Store) outdated(e *Entry, newer facts) []*Entry {
 	return out
 }
 
-// reserveEntry makes room for one more entry under MaxEntries.
-func (s *Store) reserveEntry() error {
+// reserveEntry makes room for one more entry of user uid under MaxEntries.
+func (s *Store) reserveEntry(uid uint32) error {
 	excess := len(s.entries) + 1 - s.opts.MaxEntries
 	if s.opts.MaxEntries == 0 || excess <= 0 {
 		return nil
 	}
-	victims, _ := s.victims(func(_ uint64, n int) bool { return n >= excess })
+	victims, _ := s.victims(s.evictable(uid), func(_ uint64, n int) bool { return n >= excess })
 	if len(victims) < excess {
 		s.counters.Refused++
 		s.log.Warn("too many entries, nothing was evicted", "entries", len(s.entries), "max_entries", s.opts.MaxEntries)

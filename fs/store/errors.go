@@ -27,6 +27,8 @@ var ErrForeign = errors.New("cannot be taken over")
 var (
 	// ErrNoSpace is returned when bytes do not fit, also after evicting everything that may be evicted.
 	ErrNoSpace = errors.New("no room")
+	// ErrTooMany is returned when a user has as many stagings or open locks, or a staging as many arenas, as there may be.
+	ErrTooMany = errors.New("too many")
 	// ErrTooLarge is returned when a manifest or a structure.pkl would pass MaxBlobBytes.
 	ErrTooLarge = errors.New("file too large")
 	// ErrResize is returned when an arena that has its size gets another one, or is written before it has one.

@@ -173,7 +173,7 @@ func TestUnlinkInStaging(t *testing.T) {
 func TestLockRelease(t *testing.T) {
 	fx := newFixture(t, 64*mib)
 	open := func(c Caller) *LockHandle {
-		h, err := fx.OpenLock("a", c.PID)
+		h, err := fx.OpenLock("a", c)
 		must(t, err)
 		return h
 	}
@@ -219,14 +219,14 @@ func TestLockRelease(t *testing.T) {
 	if n := len(fx.LockIDs()); n != 0 {
 		t.Errorf("%d locks are left", n)
 	}
-	_, err := fx.OpenLock("../a", 1)
+	_, err := fx.OpenLock("../a", alice)
 	wantErr(t, err, ErrName)
 }
 
 func TestFillerDiesWhileCommitting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fx := newFixture(t, 64*mib)
-		lock, err := fx.OpenLock("a", alice.PID)
+		lock, err := fx.OpenLock("a", alice)
 		must(t, err)
 		_, h := fx.stage("a", mib, alice)
 		done := make(chan error, 1)

@@ -190,7 +190,7 @@ func (f *File) detach() {
 // create makes a new file in a staging.
 func (e *Entry) create(kind fileKind, dir, name string, pid int) (*File, *Handle, error) {
 	s := e.store
-	if err := s.reserveFile(); err != nil {
+	if err := s.reserveFile(e.owner.UID); err != nil {
 		return nil, nil, err
 	}
 	fd, err := newMemfd(s.os, "overmind:"+name)
@@ -220,6 +220,8 @@ func (e *Entry) mayAdd(dir, name string) error {
 		return ErrBusy
 	case e.names(dir)[name] != nil:
 		return ErrExists
+	case dir == TensorsName && len(e.arenas) >= MaxArenas:
+		return fmt.Errorf("%w: %d arenas", ErrTooMany, len(e.arenas))
 	}
 	return nil
 }

@@ -20,8 +20,8 @@ func (s *Store) Relieve(source string) int {
 	}
 	defer s.mu.Unlock()
 	s.counters.PressureEvents++
-	_, idle := s.victims(func(uint64, int) bool { return false })
-	victims, sum := s.victims(func(sum uint64, n int) bool { return n > 0 && sum >= idle/relief })
+	_, idle := s.victims(s.idle(), func(uint64, int) bool { return false })
+	victims, sum := s.victims(s.idle(), func(sum uint64, n int) bool { return n > 0 && sum >= idle/relief })
 	if len(victims) == 0 {
 		if !s.helpless {
 			s.log.Warn("short of memory, and no entry is idle", "source", source, "entries", len(s.entries),

@@ -87,7 +87,7 @@ func (e *Entry) Link(from *File, name string, c Caller) (*File, error) {
 	if !schema.ValidArenaName(name) {
 		return nil, fmt.Errorf("%w: %q", ErrName, name)
 	}
-	if err := s.reserveFile(); err != nil {
+	if err := s.reserveFile(e.owner.UID); err != nil {
 		return nil, err
 	}
 	if err := s.enter(); err != nil {

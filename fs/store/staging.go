@@ -22,6 +22,9 @@ func (s *Store) Begin(id string, c Caller) (*Entry, error) {
 	if s.staging[id] != nil {
 		return nil, ErrExists
 	}
+	if n := s.stagingsOf(c.UID); n >= MaxStagings {
+		return nil, fmt.Errorf("%w: uid %d has %d fills under way", ErrTooMany, c.UID, n)
+	}
 	e := s.newEntry(id, s.nextSerial(), c, s.opts.Now())
 	e.hadLock, e.lockPID = s.lockedBy(id, c.PID)
 	s.staging[id] = e
@@ -30,12 +33,29 @@ func (s *Store) Begin(id string, c Caller) (*Entry, error) {
 	return e, nil
 }
 
+func (s *Store) stagingsOf(uid uint32) int {
+	n := 0
+	for _, e := range s.staging {
+		if e.owner.UID == uid {
+			n++
+		}
+	}
+	return n
+}
+
 // lockedBy says whether process pid has the lock of id open, and which process it is whose handle goes with it.
 func (s *Store) lockedBy(id string, pid int) (bool, int) {
 	if s.locks[id][pid] == 0 && s.predecessor != 0 {
 		pid = s.predecessor // it may have opened the lock in that daemon's mount
 	}
 	return s.locks[id][pid] > 0, pid
+}
+
+// HasLock says whether the filler had the lock open when it began: the staging goes with it.
+func (e *Entry) HasLock() bool {
+	e.store.mu.Lock()
+	defer e.store.mu.Unlock()
+	return e.hadLock
 }
 
 func (s *Store) newEntry(id string, serial uint64, owner Caller, created time.Time) *Entry {
@@ -118,12 +138,12 @@ func (s *Store) drop(e *Entry, why string) {
 type LockHandle struct {
 	store    *Store
 	id       string
-	pid      int
+	owner    Caller
 	released bool // guarded by store.mu
 }
 
-// OpenLock records an open handle of process pid on the lock of id.
-func (s *Store) OpenLock(id string, pid int) (*LockHandle, error) {
+// OpenLock records an open handle of the caller on the lock of id.
+func (s *Store) OpenLock(id string, c Caller) (*LockHandle, error) {
 	if !schema.ValidID(id) {
 		return nil, fmt.Errorf("%w: %q", ErrName, id)
 	}
@@ -131,11 +151,15 @@ func (s *Store) OpenLock(id string, pid int) (*LockHandle, error) {
 		return nil, err
 	}
 	defer s.mu.Unlock()
+	if n := s.locked[c.UID]; n >= MaxLocks && c.UID != 0 {
+		return nil, fmt.Errorf("%w: uid %d has %d locks open", ErrTooMany, c.UID, n)
+	}
 	if s.locks[id] == nil {
 		s.locks[id] = map[int]int{}
 	}
-	s.locks[id][pid]++
-	return &LockHandle{store: s, id: id, pid: pid}, nil
+	s.locks[id][c.PID]++
+	s.locked[c.UID]++
+	return &LockHandle{store: s, id: id, owner: c}, nil
 }
 
 // LockIDs returns the ids whose locks are open.
@@ -160,12 +184,15 @@ func (h *LockHandle) Release() {
 		return
 	}
 	h.released = true
-	byPID := s.locks[h.id]
-	byPID[h.pid]--
-	if byPID[h.pid] > 0 {
+	if s.locked[h.owner.UID]--; s.locked[h.owner.UID] == 0 {
+		delete(s.locked, h.owner.UID)
+	}
+	byPID, pid := s.locks[h.id], h.owner.PID
+	byPID[pid]--
+	if byPID[pid] > 0 {
 		return
 	}
-	delete(byPID, h.pid)
+	delete(byPID, pid)
 	if len(byPID) == 0 {
 		delete(s.locks, h.id)
 		s.letGo(h.id)
@@ -173,7 +200,7 @@ func (h *LockHandle) Release() {
 	e := s.staging[h.id]
 	switch {
 	case s.superseded: // the staging is there
-	case e == nil || !e.hadLock || e.lockPID != h.pid:
+	case e == nil || !e.hadLock || e.lockPID != pid:
 	case e.committing:
 		e.abandoned = true
 	default:

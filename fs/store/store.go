@@ -14,6 +14,13 @@ const MaxBlobBytes = 1 << 30
 // who does that.
 const TombstoneLife = 10 * time.Second
 
+// What one user may have, and one staging: more than loaders need, and little for the daemon.
+const (
+	MaxStagings = 128  // of a user
+	MaxArenas   = 128  // of a staging
+	MaxLocks    = 1024 // open handles of a user other than root, who takes over those of all when a daemon is replaced
+)
+
 // Options configure a Store.
 type Options struct {
 	MaxBytes   uint64 // cached, staging and draining bytes together
@@ -64,6 +71,7 @@ type Store struct {
 	tombs    map[string]*Entry      // emptied folders, until they expire
 	removals map[string]removal     // by id, see there
 	locks    map[string]map[int]int // id -> process -> open lock handles
+	locked   map[uint32]int         // user -> open lock handles
 	files    map[*File]struct{}     // every file with an open memfd
 	bytes    [buckets]uint64
 	promised uint64 // what stagings have reserved, and what blobs may grow by in writes that are under way
@@ -102,6 +110,7 @@ func New(opts Options) *Store {
 		tombs:    map[string]*Entry{},
 		removals: map[string]removal{},
 		locks:    map[string]map[int]int{},
+		locked:   map[uint32]int{},
 		files:    map[*File]struct{}{},
 		counters: Counters{Evictions: map[Reason]uint64{}},
 

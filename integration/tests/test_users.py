@@ -105,3 +105,68 @@ def test_user_who_may_not_open_the_device(tmp_path: Path, uid: int) -> None:
     )
     assert done.returncode == 1
     assert 'permission denied; as root: chmod 666 /dev/fuse' in done.stderr
+
+
+# One process that imports as root; each load is a fork that becomes its user first.
+SHARED = """
+import json, os, sys
+import torch
+from overmind.api import load, stats
+warm, root, checkpoint, turns = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+os.environ['OVERMIND_ROOT'] = warm
+load(torch.load, checkpoint)
+load(torch.load, checkpoint)
+os.environ['OVERMIND_ROOT'] = root
+for uid, trust in turns:
+    pid = os.fork()
+    if pid == 0:
+        os.environ['OVERMIND_TRUST'] = trust
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        before = stats()
+        value = load(torch.load, checkpoint)
+        now = stats()
+        counts = now.hits - before.hits, now.misses - before.misses
+        print(json.dumps([*counts, float(value['weight'].sum())]), flush=True)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+"""
+
+
+@pytest.mark.parametrize('way', ['passthrough', 'fd'])
+def test_users_of_one_mount(tmp_path: Path, uid: int, way: str) -> None:
+    """Each has entries of their own, and reads another's only by saying so."""
+    import torch
+
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    checkpoint = tmp_path / 'x.pt'
+    torch.save(torch.nn.Linear(8, 8).state_dict(), checkpoint)
+    first, second, third = uid, uid - 1, uid - 2
+    turns = [(first, ''), (second, ''), (second, ''), (third, str(first)), (0, '')]
+    (tmp_path / 'warm').mkdir()
+    with Daemon(tmp_path / 'mnt', '--allow-other', '--share', *WAYS[way]) as daemon:
+        line = [
+            sys.executable,
+            '-c',
+            SHARED,
+            str(tmp_path / 'warm'),
+            str(daemon.root),
+            str(checkpoint),
+            json.dumps(turns),
+        ]
+        env = environment(daemon.root, OVERMIND_STRICT='1')
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300, cwd='/')
+        assert done.returncode == 0, done.stderr
+        answers = [json.loads(text) for text in done.stdout.splitlines()]
+        assert [answer[:2] for answer in answers] == [[0, 1], [0, 1], [1, 0], [1, 0], [0, 1]]
+        assert len({answer[2] for answer in answers}) == 1
+        owners = {
+            entry.name.rpartition('-')[2].partition('.')[2]: entry.stat().st_uid for entry in entries(daemon.root)
+        }
+        assert owners == {f'u{first}': first, f'u{second}': second, '': 0}
+
+
+def entries(root: Path) -> list[Path]:
+    return list((root / 'pipelines').iterdir())

@@ -170,7 +170,7 @@ class _Session:
     ) -> tuple[Any, bool]:
         start = time.perf_counter()
         try:
-            entry = store.read(key.id)
+            entry = store.read(key.id, self._settings.trust)
             if entry is None:
                 self._load.reason = self._load.reason or 'not in the cache'
                 return None, False

@@ -92,7 +92,7 @@ def _explain(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     if why is not None:
         return Explanation('bypass', key.id, f'an earlier call in this process could not be kept: {why}')
     try:
-        found = store.peek(key.id)
+        found = store.peek(key.id, settings.trust)
     except CorruptEntry as e:
         return Explanation('bypass' if settings.strict else 'miss', key.id, f'the entry is damaged: {e}')
     except OvermindError as e:

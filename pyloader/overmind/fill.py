@@ -16,7 +16,7 @@ from overmind.key.lookup import LookupKey
 from overmind.manifest import Arena, Manifest, Source
 from overmind.manifest.encode import encode
 from overmind.references import References
-from overmind.restore import restore
+from overmind.restore import collector_paused, restore
 from overmind.sharing import link_twins
 from overmind.staging import Staging, stage
 from overmind.statistics import Load
@@ -70,7 +70,7 @@ class Fill:
         try:
             if key.hub_unresolved:
                 key, lock = self._again(key, rekey)
-                written.manifest.id, written.manifest.key = key.id, _facts(key)
+                written.manifest.id, written.manifest.key = self._store.name(key.id), _facts(key)
             self.id = key.id
             return self._publish(key.id, written)
         finally:
@@ -95,7 +95,8 @@ class Fill:
 
         start = time.perf_counter()
         table = Table()
-        structure, modules = dumps(self.result, table, self._references.targets())
+        with collector_paused():
+            structure, modules = dumps(self.result, table, self._references.targets())
         name_tensors(self.result, table)
         regions, places, keep = table.place()
         groups: dict[str, list[int]] = {}
@@ -106,7 +107,7 @@ class Fill:
         sources = {s.path: s for s in [*recorder.sources(), *map(_source, modules.values())]}
         t = type(self.result)
         manifest = Manifest(
-            id=key.id,
+            id=self._store.name(key.id),
             class_name=f'{t.__module__}.{t.__qualname__}',
             model_name=key.model_name,
             loader=key.loader,

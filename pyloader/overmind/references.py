@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import operator
 import pickle
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 from overmind.errors import Bypass
 
 Path = tuple[str, ...]
+_kind = operator.attrgetter('dtype', 'device', 'requires_grad')
 
 
 class Registry:
@@ -121,16 +123,19 @@ def _kinds(obj: Any) -> str:
         return ''
     todo = [part for _, part in _components(obj) if isinstance(part, torch.nn.Module)]
     seen: set[int] = set()
-    found: set[tuple[Any, ...]] = set()
+    modes: set[bool] = set()
+    kinds: set[tuple[Any, Any, bool]] = set()
     while todo:
         module = todo.pop()
         if module is None or id(module) in seen:
             continue
         seen.add(id(module))
-        found.add((module.training,))
+        modes.add(module.training)
         for tensors in (module._parameters, module._buffers):
-            found.update((t.dtype, t.device.type, t.requires_grad) for t in tensors.values() if t is not None)
+            if tensors:
+                kinds.update(map(_kind, [t for t in tensors.values() if t is not None]))
         todo += module._modules.values()
+    found = {(mode,) for mode in modes} | {(dtype, device.type, grad) for dtype, device, grad in kinds}
     return hashlib.sha256(repr(sorted(map(repr, found))).encode()).hexdigest()[:8] if found else ''
 
 

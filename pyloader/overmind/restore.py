@@ -29,7 +29,7 @@ def restore(entry: OpenEntry, references: References, seconds: dict[str, float],
 
     start = time.perf_counter()
     manifest = entry.manifest
-    with uncached(), _collector_paused():
+    with uncached(), collector_paused():
         storages = _storages(torch, entry, populate)
         mapped = time.perf_counter()
         tensors = _tensors(torch, manifest, storages)
@@ -43,8 +43,8 @@ def restore(entry: OpenEntry, references: References, seconds: dict[str, float],
 
 
 @contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Thousands of new objects, all of them alive, would have the garbage collector run for nothing."""
+def collector_paused() -> Iterator[None]:
+    """Thousands of new objects, all of them alive, have the garbage collector run for nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:

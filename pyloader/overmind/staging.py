@@ -36,7 +36,11 @@ class Staging:
 
     @property
     def path(self) -> str:
-        return os.path.join(self.store.root, 'staging', self.id)
+        return os.path.join(self.store.root, 'staging', self.name)
+
+    @property
+    def name(self) -> str:
+        return self.store.name(self.id)
 
     def make(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -74,7 +78,7 @@ class Staging:
             mapped = self.store.way in ('passthrough', 'directory')
             if self.store.way == 'fd':
                 try:
-                    fd = self.store.memory('staging', self.id, name, fd)
+                    fd = self.store.memory('staging', self.name, name, fd)
                 except (OSError, StoreError) as e:
                     self.store.socket_failed(e)
                 else:
@@ -120,7 +124,7 @@ class Staging:
             for folder, _, names in os.walk(self.path):
                 for n in names:
                     os.chmod(os.path.join(folder, n), 0o444)
-        entry = self.store.guard(lambda: self.store.open(f'staging/{self.id}', missing_ok=False), late=close_entry)
+        entry = self.store.guard(lambda: self.store.open(f'staging/{self.name}', missing_ok=False), late=close_entry)
         assert entry is not None
         return entry
 
@@ -130,7 +134,7 @@ class Staging:
         self.committed = True
 
     def _rename(self) -> None:
-        target = os.path.join(self.store.root, 'pipelines', self.id)
+        target = os.path.join(self.store.root, 'pipelines', self.name)
         aside = f'{self.path}.old-{os.getpid()}'
         try:
             os.rename(self.path, target)

@@ -14,7 +14,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -22,6 +22,7 @@ from overmind.deadline import guarded
 from overmind.errors import CorruptEntry, Hangs, StoreError
 from overmind.logs import logger, warn_once
 from overmind.manifest import Manifest, decode
+from overmind.users import outer
 
 if TYPE_CHECKING:
     from overmind.control.client import Place
@@ -107,21 +108,49 @@ class Store:
         self.deadline = deadline
         self.access = access
         self._seen: tuple[int, int] | None = None  # the root that was looked at
+        self._owner = -1  # of that root
         self._hung_until = 0.0
         self.is_mount = False
         self.way: Way = 'read'  # known once the root was looked at
 
+    # ---- names
+
+    def name(self, id: str, uid: int | None = None) -> str:
+        """The folder of an id, by default that of this user. On a mount its owner has the id, others one that ends in
+        their uid, which the daemon lets nobody else fill or lock. To be asked when the root has been looked at."""
+        uid = os.geteuid() if uid is None else uid
+        return id if not self.is_mount or uid == self._owner else f'{id}.u{outer(uid)}'
+
     # ---- reading
 
-    def read(self, id: str) -> OpenEntry | None:
-        """The entry, or None where there is none. Raises CorruptEntry or StoreError."""
-        return self.guard(lambda: self.open(f'pipelines/{id}', missing_ok=True), late=close_entry)
+    def read(self, id: str, trust: Sequence[int] = ()) -> OpenEntry | None:
+        """The entry of this user or else of the first trusted one who has it, or None. Raises CorruptEntry or
+        StoreError."""
 
-    def peek(self, id: str) -> tuple[Manifest, int] | None:
+        def look() -> OpenEntry | None:
+            for name in self._names(id, trust):
+                entry = self.open(f'pipelines/{name}', missing_ok=True)
+                if entry is not None:
+                    return entry
+            return None
+
+        return self.guard(look, late=close_entry)
+
+    def _names(self, id: str, trust: Sequence[int]) -> list[str]:
+        self._check_root()
+        return list(dict.fromkeys(self.name(id, uid) for uid in (os.geteuid(), *trust)))
+
+    def peek(self, id: str, trust: Sequence[int] = ()) -> tuple[Manifest, int] | None:
         """Manifest and owner of an entry that a load would find whole, or None. Takes no lease and counts as no hit."""
 
         def look() -> tuple[Manifest, int] | None:
-            self._check_root()
+            for name in self._names(id, trust):
+                found = whole(name)
+                if found is not None:
+                    return found
+            return None
+
+        def whole(id: str) -> tuple[Manifest, int] | None:
             try:
                 manifest, owner = self._manifest(f'pipelines/{id}')
             except FileNotFoundError:
@@ -193,7 +222,9 @@ class Store:
                 fd = os.open(os.path.join('tensors', a.name), os.O_RDONLY | os.O_CLOEXEC, dir_fd=at)
                 entry.arenas.append(fd)
                 _check_size(a.name, os.fstat(fd).st_size, a.nbytes)
-            entry.structure, _ = _read('structure.pkl', at)
+            entry.structure, author = _read('structure.pkl', at)
+            if author != owner:
+                raise CorruptEntry(f'structure.pkl belongs to uid {author}, the manifest to uid {owner}')
             _check_size('structure.pkl', len(entry.structure), manifest.structure_nbytes)
             if self.way == 'fd':
                 self._pass(entry, folder)
@@ -244,7 +275,7 @@ class Store:
             if not os.path.isdir(os.path.join(self.root, 'pipelines')):
                 _lay_out(self.root)
             self.way = 'read' if self.access == 'read' else 'directory'
-        self._seen = root.st_dev, root.st_mtime_ns
+        self._seen, self._owner = (root.st_dev, root.st_mtime_ns), root.st_uid
 
     def _best(self, passthrough: bool, passing: bool) -> Way:
         """Of the ways that the daemon offers, the best one that OVERMIND_ACCESS allows."""
@@ -297,6 +328,7 @@ class Store:
             errno.ECONNABORTED: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
             errno.ENOSPC: 'no room in the cache; see overmind-fs status, and --max-bytes of overmind-fs mount',
             errno.EACCES: f'no permission; {self.root} belongs to another user',
+            errno.EDQUOT: 'this user has too many fills under way',
             errno.EPERM: f'not permitted; this entry, or all of {self.root}, belongs to another user',
             errno.EINVAL: 'the cache refuses it; the log of overmind-fs says why',
             errno.ETXTBSY: 'it is still open for writing, here or in a child process',
@@ -314,7 +346,7 @@ class Store:
             self._check_root()
             if not self.is_mount:
                 _lay_out(self.root)  # somebody may have emptied the folder since
-            return os.open(os.path.join(self.root, 'locks', id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return self._open_lock(id)
 
         fd = self.guard(acquire, late=close)
         _held.add(fd)
@@ -335,10 +367,18 @@ class Store:
             lock.release()
             raise
 
+    def _open_lock(self, id: str) -> int:
+        path = os.path.join(self.root, 'locks', self.name(id))
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
     def attend(self, id: str) -> Lock:
         """A handle on a lock that a parent process holds: the daemon then drops our staging if we die."""
-        path = os.path.join(self.root, 'locks', id)
-        fd = self.guard(lambda: os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), late=close)
+
+        def attend() -> int:
+            self._check_root()
+            return self._open_lock(id)
+
+        fd = self.guard(attend, late=close)
         _held.add(fd)
         return Lock(fd)
 

@@ -311,7 +311,8 @@ def test_another_users_entry(
     root: pathlib.Path, entry: pathlib.Path, checkpoint: str, falls_back: Falls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if os.geteuid() == 0:
-        os.chown(entry / 'manifest', 4242, -1)
+        for name in ('manifest', 'structure.pkl'):
+            os.chown(entry / name, 4242, -1)
     else:
         monkeypatch.setattr(os, 'geteuid', lambda: 4242)
     before = (entry / 'manifest').stat().st_ino

@@ -32,8 +32,8 @@ func socket(machine Machine, m Mount) []Finding {
 		})
 	case m.SocketMode&othersWrite != 0 && m.Shared:
 		found = append(found, Finding{
-			Severity: Warning, What: "mounted with --allow-other: the control socket is world-writable and every user may read the cache",
-			Cost: "weights are open to all users of the machine, and each may fill the budget",
+			Severity: Warning, What: "mounted with --allow-other: the control socket is world-writable and every user may use the cache",
+			Cost: "each may fill the budget, and with --share read the weights of the others",
 			Fix:  fmt.Sprintf("overmind-fs umount %s; overmind-fs mount --background --user NAME %s", m.Dir, m.Dir),
 		})
 	case m.SocketMode&othersWrite != 0:

@@ -370,5 +370,5 @@ def _model_name(paths: list[str], repositories: list[hub.Repository]) -> str:
 
 
 def _identifier(class_name: str, model_name: str, digest: str) -> str:
-    parts = [_UNFIT.sub('_', part)[:90].strip('._-') for part in (class_name, model_name)]
+    parts = [_UNFIT.sub('_', part)[:84].strip('._-') for part in (class_name, model_name)]
     return '-'.join([p for p in parts if p] + [digest[:12]])

@@ -17,11 +17,17 @@ _ARENAS, _STORAGES = 20, 22
 _TENSORS, _DIMS, _DTYPES, _DEVICES, _STRUCTURE, _KEY, _SOURCES, _LISTINGS, _DISTRIBUTIONS, _MODULES = range(26, 46, 2)
 
 
+# As the daemon's decoder has them.
+MAX_BYTES, MAX_STORAGES = 64 << 20, 1 << 20
+
+
 def decode(data: bytes) -> Manifest:
     """The manifest in data, its tables consistent with each other. Raises :class:`CorruptEntry`.
 
     Without ``storage_names``, which are for the daemon.
     """
+    if len(data) > MAX_BYTES:
+        raise CorruptEntry(f'the manifest has {len(data)} bytes, more than {MAX_BYTES}')
     try:
         if data[4:8] != b'OVMF':
             raise CorruptEntry('the manifest does not start with OVMF')
@@ -48,7 +54,7 @@ def _read(root: Table) -> Manifest:
         created_ns=root.number(_CREATED_NS, I64),
         fill_seconds=root.real(_FILL_SECONDS),
         arenas=[Arena(t.required(4), t.number(6, U64)) for t in root.tables(_ARENAS)],
-        storages=list(map(StorageRow._make, STORAGE.iter_unpack(root.structs(_STORAGES, STORAGE.size)))),
+        storages=list(map(StorageRow._make, STORAGE.iter_unpack(root.structs(_STORAGES, STORAGE.size, MAX_STORAGES)))),
         tensors=list(map(TensorRow._make, TENSOR.iter_unpack(root.structs(_TENSORS, TENSOR.size)))),
         dims=root.structs(_DIMS, 8).cast('q').tolist(),
         dtypes=root.strings(_DTYPES),
@@ -68,6 +74,8 @@ def _source(t: Table) -> Source:
 
 def _check(m: Manifest) -> None:
     """Every index and range inside the manifest; the extents of tensors are checked by torch when it sets them."""
+    if m.dims and min(m.dims) < 0:
+        raise CorruptEntry('the manifest has a negative size or stride')
     sizes = [a.nbytes for a in m.arenas]
     n_arenas, n_devices = len(sizes), len(m.devices)
     for i, (offset, nbytes, arena, device) in enumerate(m.storages):

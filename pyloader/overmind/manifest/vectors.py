@@ -12,15 +12,18 @@ from overmind.errors import CorruptEntry
 
 U32, I32, U64, I64, F64 = (struct.Struct(f'<{code}') for code in 'IiQqd')
 _U16 = struct.Struct('<H')
+STRINGS_FACTOR = 16  # the daemon's decoder has the same limit
 
 
 class Table:
     """A table at a place in data. Slots are the offsets in its vtable: 4 + 2 * position of the field."""
 
-    __slots__ = ('_at', '_data', '_fields', '_vtable')
+    __slots__ = ('_at', '_data', '_fields', '_left', '_vtable')
 
-    def __init__(self, data: bytes, at: int) -> None:
+    def __init__(self, data: bytes, at: int, left: list[int] | None = None) -> None:
         self._data, self._at = data, at
+        # Bytes that strings may still take: offsets may lead to one long string again and again.
+        self._left = [STRINGS_FACTOR * len(data)] if left is None else left
         self._vtable = at - I32.unpack_from(data, at)[0]
         if self._vtable < 0:
             raise CorruptEntry('a table of the manifest starts before its beginning')
@@ -41,23 +44,25 @@ class Table:
 
     def text(self, slot: int) -> str:
         at = self.place(slot)
-        return _string(self._data, at + U32.unpack_from(self._data, at)[0]) if at else ''
+        return self._string(at + U32.unpack_from(self._data, at)[0]) if at else ''
 
     def required(self, slot: int) -> str:
         if not self.place(slot):
             raise CorruptEntry('a table of the manifest lacks a field')
         return self.text(slot)
 
-    def structs(self, slot: int, size: int) -> memoryview:
-        """The bytes of a vector of structs, each of size bytes."""
+    def structs(self, slot: int, size: int, most: int = 1 << 32) -> memoryview:
+        """The bytes of a vector of at most so many structs, each of size bytes."""
         start, count = self._vector(slot, size)
+        if count > most:
+            raise CorruptEntry(f'a vector of the manifest has {count} items, more than {most}')
         return memoryview(self._data)[start : start + count * size]
 
     def strings(self, slot: int) -> list[str]:
-        return [_string(self._data, at) for at in self._offsets(slot)]
+        return [self._string(at) for at in self._offsets(slot)]
 
     def tables(self, slot: int) -> list[Table]:
-        return [Table(self._data, at) for at in self._offsets(slot)]
+        return [Table(self._data, at, self._left) for at in self._offsets(slot)]
 
     def pairs(self, slot: int) -> list[tuple[str, str]]:
         """A vector of tables whose first two fields are required strings."""
@@ -80,10 +85,12 @@ class Table:
         offsets = struct.unpack_from(f'<{count}I', self._data, start)
         return [at + offset for at, offset in zip(range(start, start + 4 * count, 4), offsets, strict=True)]
 
-
-def _string(data: bytes, at: int) -> str:
-    (nbytes,) = U32.unpack_from(data, at)
-    end = at + 4 + nbytes
-    if end > len(data):
-        raise CorruptEntry('a string of the manifest reaches past its end')
-    return data[at + 4 : end].decode()
+    def _string(self, at: int) -> str:
+        (nbytes,) = U32.unpack_from(self._data, at)
+        end = at + 4 + nbytes
+        if end > len(self._data):
+            raise CorruptEntry('a string of the manifest reaches past its end')
+        self._left[0] -= nbytes
+        if self._left[0] < 0:
+            raise CorruptEntry(f'the strings of the manifest are longer than {STRINGS_FACTOR} times all of it')
+        return self._data[at + 4 : end].decode()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from overmind.logs import logger, warn_once
 from overmind.patches import config
-from overmind.patches.hooks import ImportWatch
+from overmind.patches.hooks import ImportWatch, initializing
 from overmind.patches.table import POINTS, Namespace, Point, When
 from overmind.patches.wrapper import bare, bound, constructor, original_of, plain, switch
 
@@ -81,6 +81,10 @@ def _imported(module: ModuleType, executed: bool) -> None:
             _apply(point, module, executed)
         if point.aliases and module.__name__ in (point.module, *point.aliases):
             _follow_aliases(point, thorough=not executed and module.__name__ == point.module)
+    if executed:
+        from overmind.readiness import get_ready
+
+        get_ready()
 
 
 _watch = ImportWatch(_imported)
@@ -96,8 +100,7 @@ def _apply(point: Point, module: ModuleType, executed: bool) -> None:
             _patch(owner, name, point)
     except _Unpatchable as e:
         entry = f'{point.module}::{point.attribute}'
-        spec = module.__spec__
-        if not point.source or (not executed and getattr(spec, '_initializing', False)):
+        if not point.source or (not executed and initializing(module)):
             logger.debug('%s is not patched: %s', entry, e)
         else:
             warn_once(f'patch {point.source} {entry}', f'{point.source}: {entry} is not patched: {e}')

@@ -30,7 +30,7 @@ class ImportWatch:
             module = sys.modules.get(name)
             if module is not None:
                 self._call(name, executed=False)
-                if _initializing(module):
+                if initializing(module):
                     self._unfinished |= {name}
             elif name not in self._waiting:
                 self._waiting.add(name)
@@ -45,7 +45,7 @@ class ImportWatch:
         self._waiting.discard(name)
         self._call(name, executed=True)
         for other in self._unfinished:
-            if not _initializing(sys.modules.get(other)):
+            if not initializing(sys.modules.get(other)):
                 self._unfinished -= {other}
                 self._call(other, executed=True)
 
@@ -60,6 +60,6 @@ class ImportWatch:
             logger.warning('%s was imported, but its loading functions could not be patched', name, exc_info=True)
 
 
-def _initializing(module: ModuleType | None) -> bool:
+def initializing(module: ModuleType | None) -> bool:
     """Whether a module is still being imported."""
     return bool(getattr(getattr(module, '__spec__', None), '_initializing', False))

@@ -6,6 +6,7 @@ nearly right must not be cached.
 
 from __future__ import annotations
 
+import collections
 import io
 import os
 import sys
@@ -88,6 +89,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         t = type(obj)
+        if t is collections.OrderedDict:  # a module has a dozen of them
+            return NotImplemented
         if isinstance(obj, torch.Tensor):
             return self._tensor(obj, t)
         reduce = _BY_TYPE.get(t)

@@ -269,3 +269,12 @@ patches.monkey_patch_all()
 new = {n.partition('.')[0] for n in set(sys.modules) - before}
 assert not new & {'torch', 'transformers', 'diffusers', 'safetensors', 'tomllib', 'timm', 'numpy'}, new
 """)
+
+
+def test_our_own_modules_come_with_the_first_library(run, toy):
+    run("""
+patches.monkey_patch_all()
+assert 'overmind.restore' not in sys.modules
+import toy.core
+assert 'overmind.restore' in sys.modules
+""")
