@@ -69,6 +69,7 @@ func New(opts Options) (*Mount, error) {
 	if err != nil {
 		return nil, err
 	}
+	direct := mountsItself()
 	options := []string{}
 	if opts.Served {
 		options = append(options, fmt.Sprintf("user_id=%d", opts.UID), fmt.Sprintf("group_id=%d", opts.GID))
@@ -87,7 +88,7 @@ func New(opts Options) (*Mount, error) {
 			Name:              subtype,
 			Options:           options,
 			AllowOther:        opts.AllowOther || opts.Served,
-			DirectMountStrict: mountsItself(),
+			DirectMountStrict: direct,
 			MaxWrite:          1 << 20,
 			MaxBackground:     64,
 			MaxStackDepth:     1, // a passthrough file must not itself be stacked; memfds are not
@@ -104,7 +105,7 @@ func New(opts Options) (*Mount, error) {
 		done: make(chan struct{}), mounted: make(chan struct{}), superseded: make(chan struct{}),
 	}
 	mountPoint := opts.Dir
-	if root && !opts.Detached {
+	if direct && !opts.Detached {
 		pin, err := pinFolder(opts.Dir)
 		if err != nil {
 			return nil, fmt.Errorf("mount %s: %w", opts.Dir, err)
