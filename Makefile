@@ -11,7 +11,8 @@ export OVERMIND_WORK := $(WORK)
 
 VENV := .venv
 PY := $(VENV)/bin/python
-OLDER := $(or $(OVERMIND_VENVS),$(HOME)/.cache/overmind-fs/venvs)/older
+VENVS := $(or $(OVERMIND_VENVS),$(HOME)/.cache/overmind-fs/venvs)
+OLDER := $(VENVS)/older
 OLDER_PYTHON := 3.11
 PREFIX ?= /usr/local
 # The manual page, and how shells complete a line.
@@ -21,6 +22,7 @@ CASES ?= ../shared/cases
 CASES_ARGS ?=
 FUZZTIME ?= 20s
 BENCH_ARGS ?=
+WAYS_ARGS ?=
 GOLANGCI := 2.15.0
 # That of the loader, and the commit.
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyloader/pyproject.toml)$(shell git rev-parse --short=12 HEAD \
@@ -114,6 +116,25 @@ $(OLDER)/.product: $(CEXT_SOURCES) pyloader/pyproject.toml $(OLDER)/.requirement
 		--reinstall-package overmind-cext --reinstall-package overmind-fs ./cext -e ./pyloader
 	@echo '$(CURDIR)' >$@
 
+.PHONY: bench-env
+bench-env: venv venv-older $(VENVS)/overmind-cache/.requirements $(VENVS)/bench/.requirements ## for the benchmark
+
+$(VENVS)/overmind-cache/bin/python $(VENVS)/bench/bin/python: | need-uv
+	test -x $@ || $(UV) venv --quiet --python $(OLDER_PYTHON) $(@D)/..
+
+# Built without isolation: its extension works with the torch that it was compiled for, and with no other.
+$(VENVS)/overmind-cache/.requirements: integration/requirements-older.txt integration/bench/requirements-overmind-cache.txt \
+	| $(VENVS)/overmind-cache/bin/python need-uv need-compiler
+	$(UV) pip install --quiet --compile-bytecode --python $(@D)/bin/python -r $< \
+		$(shell grep -E '^setuptools-scm' integration/bench/requirements-overmind-cache.txt)
+	$(UV) pip install --quiet --compile-bytecode --python $(@D)/bin/python --no-build-isolation \
+		-r integration/bench/requirements-overmind-cache.txt
+	@touch $@
+
+$(VENVS)/bench/.requirements: integration/bench/requirements.txt | $(VENVS)/bench/bin/python need-uv
+	$(UV) pip install --quiet --compile-bytecode --python $(@D)/bin/python -r $<
+	@touch $@
+
 .PHONY: always
 always:
 
@@ -134,7 +155,7 @@ clean: ## remove what was built; checkpoints and results stay in $OVERMIND_WORK
 ##@ Check
 
 .PHONY: test
-test: lint test-go test-cext test-py test-abi test-e2e test-smoke fuzz ## everything below but the benchmark, soak and lint-go
+test: lint test-go test-cext test-py test-abi test-e2e test-e2e-ways test-smoke fuzz ## everything below but the benchmark, soak and lint-go
 
 .PHONY: lint
 lint: venv check-generated ## gofmt, go vet, ruff, mypy
@@ -185,6 +206,13 @@ $(WORK)/fuse3/bin/fusermount3:
 test-e2e: build venv fusermount ## real mounts, real processes, faults
 	$(PY) -m pytest -c integration/pyproject.toml --rootdir integration integration/tests
 
+.PHONY: test-e2e-ways
+test-e2e-ways: build venv ## the same without passthrough, then without fd passing too; only what it makes a difference for
+	for way in fd read; do \
+		echo "arenas are reached by $$way"; \
+		OVERMIND_E2E_WAY=$$way $(PY) -m pytest -c integration/pyproject.toml --rootdir integration integration/tests; \
+	done
+
 .PHONY: test-soak
 test-soak: build venv ## a random simulation and cycles of load and evict, for a minute
 	OVERMIND_SOAK_SECONDS=$(or $(OVERMIND_SOAK_SECONDS),60) $(PY) -m pytest -s -c integration/pyproject.toml \
@@ -222,12 +250,13 @@ test-stable-fast: | need-uv need-compiler ## a UNet compiled by stable-fast, whi
 	PATH="$(dir $(UV)):$$PATH" integration/stable_fast.sh
 
 .PHONY: bench
-bench: build venv compiled ## the true-size pipeline, plain and cached in turn; results in $OVERMIND_WORK/results
+bench: build venv compiled bench-env ## everything measured, beside what there is else; $BENCH_ARGS are its options, --quick for 25 minutes
 	$(PY) -m integration.bench $(BENCH_ARGS)
+	$(PY) -m integration.bench.ways $(WAYS_ARGS)
 
 .PHONY: bench-check
-bench-check: ## the same, and fail when the promised ratios are not reached
-	$(MAKE) bench BENCH_ARGS='--check $(BENCH_ARGS)'
+bench-check: ## the same, and fail where a ratio is beyond its limit in integration/bench/promises.toml
+	$(MAKE) bench BENCH_ARGS='--check $(BENCH_ARGS)' WAYS_ARGS='--check $(WAYS_ARGS)'
 
 .PHONY: fuzz
 fuzz: venv | need-go need-compiler ## every fuzzer, of Go, C++ and Python, each for $FUZZTIME (default 20s), two at a time

@@ -23,7 +23,7 @@ func TestRemovedEntryIsForgottenWithItsLastLease(t *testing.T) {
 		must(t, unix.Rmdir(f.Entry()))
 		c.finish()
 		for i, n := range nodes {
-			eventually(t, fmt.Sprintf("node %d of %d is forgotten", i, len(nodes)), n.Forgotten)
+			eventually(t, fmt.Sprintf("node %d of %d is forgotten", i, len(nodes)), n.Forgotten) //nolint:staticcheck // NodeOnForgetter is for nodes that want to know
 		}
 	})
 }

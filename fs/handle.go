@@ -87,7 +87,7 @@ func forget(node *fusefs.Inode) {
 		if parent == nil {
 			return
 		}
-		parent.NotifyEntry(name) // it may have gone by itself
+		_ = parent.NotifyEntry(name) // it may have gone by itself
 		node = parent
 	}
 }

@@ -50,6 +50,13 @@ def memory(process: int | str = 'self') -> dict[str, int]:
     return {fields[name]: int(kilobytes) * 1024 for name, kilobytes, *_ in words if name in fields}
 
 
+def huge_pages() -> int:
+    """Bytes that this process has mapped as huge pages: of shared memory, of files, and anonymous."""
+    fields = ('ShmemPmdMapped:', 'FilePmdMapped:', 'AnonHugePages:')
+    words = [line.split() for line in Path('/proc/self/smaps_rollup').read_text().splitlines()]
+    return sum(int(number) * 1024 for name, number, *_ in words if name in fields)
+
+
 def import_libraries() -> None:
     import torch  # noqa: F401
     from diffusers import AutoencoderKL, ControlNetModel, StableDiffusionControlNetPipeline  # noqa: F401
@@ -61,8 +68,8 @@ def patch() -> None:
     overmind.api.monkey_patch_all()
 
 
-def load(folder: Path, dtype: torch.dtype, change: bool = False) -> tuple[Any, Any]:
-    """The pipeline, and the VAE that it was given."""
+def load(folder: Path, dtype: torch.dtype, change: bool = False, **options: Any) -> tuple[Any, Any]:
+    """The pipeline, and the VAE that it was given; ``options`` are the pipeline's."""
     from diffusers import AutoencoderKL, ControlNetModel, StableDiffusionControlNetPipeline
 
     vae = AutoencoderKL.from_pretrained(folder / 'pipeline', subfolder='vae', torch_dtype=dtype)
@@ -71,7 +78,7 @@ def load(folder: Path, dtype: torch.dtype, change: bool = False) -> tuple[Any, A
     edges = ControlNetModel.from_pretrained(folder / 'controlnet-0', torch_dtype=dtype)
     depth = ControlNetModel.from_pretrained(folder / 'controlnet-1', torch_dtype=dtype)
     pipeline = StableDiffusionControlNetPipeline.from_pretrained(
-        folder / 'pipeline', vae=vae, controlnet=[edges, depth], torch_dtype=dtype, safety_checker=None
+        folder / 'pipeline', vae=vae, controlnet=[edges, depth], torch_dtype=dtype, safety_checker=None, **options
     )
     return pipeline, vae
 

@@ -14,6 +14,7 @@ import (
 
 	sdnotify "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/dustin/go-humanize"
+	"golang.org/x/sys/unix"
 
 	overmindfs "overmind-fs/fs"
 	"overmind-fs/fs/store"
@@ -33,6 +34,9 @@ func (o MountOptions) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if predecessor == "" {
+		markMountPoint(dir)
+	}
 	uid, gid, err := o.owner()
 	if err != nil {
 		return err
@@ -45,7 +49,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 	}
 	defer metrics.close()
 	watcher, pressureErr := o.watchPressure()
-	defer watcher.Close()
+	defer watcher.Close() //nolint:staticcheck // does nothing where there is none
 
 	calls := store.NewOS()
 	if err := store.ProbeMemfd(calls); err != nil {
@@ -181,6 +185,12 @@ func prepareMountPoint(path string, logger *slog.Logger) (string, error) {
 		logger.Warn("detached a mount whose daemon is dead", "dir", dir)
 	}
 }
+
+// mountPointAttr tells the loader that the empty folder, once its daemon is gone, is not to become a cache by itself.
+const mountPointAttr = "user.overmind.mountpoint"
+
+// markMountPoint does what it can: some file systems have no attributes, and a folder may be somebody else's.
+func markMountPoint(dir string) { _ = unix.Lsetxattr(dir, mountPointAttr, []byte("1"), 0) }
 
 func noFolder(path string) error { return fmt.Errorf("%s: no such folder", path) }
 

@@ -94,6 +94,11 @@ func printReport(w io.Writer, r doctor.Report) error {
 			return err
 		}
 	}
+	for _, a := range r.Access {
+		if _, err := fmt.Fprintf(w, "%s: programs reach the arenas by %s\n", a.Where, a.Way); err != nil {
+			return err
+		}
+	}
 	_, err := fmt.Fprintf(w, "%d checks, %d findings\n", len(r.Checks), len(r.Findings))
 	return err
 }

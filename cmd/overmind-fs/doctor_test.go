@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"overmind-fs/cmd/overmind-fs/doctor"
+	overmindfs "overmind-fs/fs"
 )
 
 // diagnosis runs doctor for a cache and returns what it found about a mount.
@@ -34,6 +35,29 @@ func wantDiagnosis(t *testing.T, dir, want string) {
 	t.Helper()
 	if code, found := diagnosis(t, dir, dir); code != exitFailure || !strings.Contains(found, want) {
 		t.Errorf("exit %d, found %q, want %q", code, found, want)
+	}
+}
+
+func TestDoctorSaysHowArenasAreReached(t *testing.T) {
+	for way, options := range map[string][]string{
+		"fd": {"--passthrough", "off"}, "read": {"--passthrough", "off", "--fd-passing", "off"},
+	} {
+		d := startDaemon(t, t.TempDir(), options...)
+		wantRun(t, exitFailure, d.dir+": programs reach the arenas by "+way+"\n", "doctor", "--root", d.dir)
+	}
+	plain := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(plain, "CACHEDIR.TAG"), nil, 0o600))
+	if _, out, _ := overmind(t, "doctor", "--root", plain); !strings.Contains(out, plain+": programs reach the arenas by directory\n") {
+		t.Errorf("doctor says %s", out)
+	}
+	d := startDaemon(t, t.TempDir())
+	st, err := overmindfs.ReadStatus(d.dir)
+	must(t, err)
+	if !st.Passthrough.Active {
+		t.Skip("no passthrough:", st.Passthrough.Reason)
+	}
+	if _, out, _ := overmind(t, "doctor", "--root", d.dir); !strings.Contains(out, d.dir+": programs reach the arenas by passthrough\n") {
+		t.Errorf("doctor says %s", out)
 	}
 }
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from integration.bench.caches import Cache, Packed
+from integration.bench.environments import CURRENT
 from integration.bench.opponents import Opponent
 from integration.bench.workloads import Workload
-from integration.harness.daemon import command
+from integration.checkpoints import build
+from integration.harness.places import REPOSITORY, checkpoint_folder
 from integration.harness.progress import progress
-from integration.harness.runs import RunError, run
+from integration.harness.runs import RunError, run_line
 
+SUBJECT = str(REPOSITORY / 'integration' / 'bench' / 'subject.py')
 STAGES = ('import', 'patch', 'load', 'touch', 'prompt')
+_TIMEOUT = 900.0
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Seconds of one stage over several processes."""
+    """One figure over several processes."""
 
     median: float
     least: float
@@ -32,16 +38,32 @@ class Summary:
 
 @dataclass
 class Timing:
-    """One workload by one opponent."""
+    """One workload by one opponent; ``failure`` says why there is no more of it."""
 
     workload: Workload
     opponent: Opponent
-    fill: dict[str, Any] | None = None
+    fills: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
+    failure: str = ''
 
     def stage(self, name: str) -> Summary | None:
-        values = [result['seconds'][name] for result in self.runs if name in result['seconds']]
-        return Summary.of(values) if values else None
+        return _summary([result['seconds'][name] for result in self.runs if name in result['seconds']])
+
+    def fill(self) -> Summary | None:
+        """Of the load that fills, or the conversion."""
+        return _summary([result['seconds']['load'] for result in self.fills])
+
+    def whole(self) -> Summary | None:
+        """From the start of the process until the weights are there."""
+        return _summary([result['whole'] for result in self.runs])
+
+    def memory(self, what: str) -> Summary | None:
+        return _summary([result['after'][what] for result in self.runs])
+
+    def use(self) -> float | None:
+        """Seconds of everything that comes after the imports and the patch: medians of load, touch, first prompt."""
+        found = [summary.median for name in ('load', 'touch', 'prompt') if (summary := self.stage(name))]
+        return sum(found) if found else None
 
     def parts(self) -> dict[str, Summary]:
         """What the cache says its hits were made of, summed over the loads of a process."""
@@ -56,6 +78,10 @@ class Timing:
         return {part: Summary.of([total.get(part, 0) for total in sums]) for part in names}
 
 
+def _summary(values: list[float]) -> Summary | None:
+    return Summary.of(values) if values else None
+
+
 def warm(folder: Path) -> None:
     """Read every file of a checkpoint, so that the page cache has it where there is room."""
     buffer = bytearray(1 << 24)
@@ -66,33 +92,109 @@ def warm(folder: Path) -> None:
                     pass
 
 
-def evict_all(root: Path) -> None:
-    for entry in sorted((root / 'pipelines').iterdir()):
-        command('evict', entry.name, root=root)
+def _folder(workload: Workload, opponent: Opponent, size: str) -> Path:
+    """What is read, made if it is not there. Readers of the pickle have another folder than the workload."""
+    kind = workload.tensors.split()[-1] if opponent.pickled else workload.files
+    return build(checkpoint_folder(size, kind), size, kind)
+
+
+def line(workload: Workload, opponent: Opponent, folder: Path) -> list[str]:
+    """The command line of one process under test."""
+    what = opponent.reader or workload.load
+    options = ['--cache'] if opponent.patches else []
+    return [str(opponent.environment.python), SUBJECT, what, str(folder), '--dtype', workload.dtype, *options]
+
+
+def suits(workload: Workload, opponent: Opponent) -> bool:
+    """Readers of files are for workloads whose tensors they can read; the names in the files of (a) are not unique."""
+    if not opponent.reader:
+        return workload.compared or opponent.environment is CURRENT
+    kinds = workload.tensors.split()
+    return len(kinds) == 2 or (len(kinds) == 1 and not opponent.pickled and not opponent.cache)
+
+
+def run(
+    words: list[str], opponent: Opponent, root: Path | None, more: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """One process to its end."""
+    started = time.clock_gettime(time.CLOCK_MONOTONIC)
+    result = run_line(words, {**opponent.environment.variables(root), **(more or {})}, _TIMEOUT)
+    if 'ready_at' in result:
+        result['whole'] = result['ready_at'] - started
+    return result
 
 
 def _must_be(result: dict[str, Any], outcome: str) -> None:
-    wrong = [load for load in result['stats']['loads'] if load['outcome'] != outcome]
+    wrong = [load for load in result.get('stats', {}).get('loads', ()) if load['outcome'] != outcome]
     if wrong:
-        raise RunError(f'expected only outcomes {outcome}, got {wrong}')
+        raise RunError(f'expected only outcomes {outcome}, got {wrong[0]["outcome"]}: {wrong[0]["reason"]}')
 
 
-def measure(workload: Workload, opponents: Iterable[Opponent], root: Path, size: str, repeat: int) -> list[Timing]:
-    """Fill once for each opponent that has to, then ``repeat`` processes each, in turn."""
-    arguments = workload.arguments(size)
-    with progress(f'{workload.name}: reading the files into the page cache'):
-        warm(workload.checkpoint(size))
-    timings = [Timing(workload, opponent) for opponent in opponents]
-    for timing in timings:
-        if timing.opponent.fills:
-            with progress(f'{workload.name}: {timing.opponent.name}, fill'):
-                timing.fill = run(*arguments, *timing.opponent.options, env=timing.opponent.environment(root))
-            _must_be(timing.fill, 'miss')
-    for number in range(repeat):
+def fill(
+    workload: Workload, opponent: Opponent, cache: Cache | None, size: str, more: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Empty the cache, and one process that fills it; a plain load where there is none."""
+    if cache:
+        cache.clear()
+    folder = _folder(workload, opponent, size)
+    words = line(workload, opponent, folder)
+    if isinstance(cache, Packed):
+        words = [words[0], '-m', 'integration.bench.pack', str(folder), str(cache.folder)]
+    result = run(words, opponent, cache.root if cache else None, more)
+    _must_be(result, 'miss')
+    return result
+
+
+def once(workload: Workload, opponent: Opponent, cache: Cache | None, size: str) -> dict[str, Any]:
+    """One process, which finds its cache filled."""
+    folder = cache.folder if isinstance(cache, Packed) else _folder(workload, opponent, size)
+    result = run(line(workload, opponent, folder), opponent, cache.root if cache else None)
+    if cache:
+        _must_be(result, 'hit')
+    return result
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many processes: of those that only load, and of those that fill first."""
+
+    runs: int
+    fills: int
+    slow_runs: int
+
+    def of(self, workload: Workload, opponent: Opponent) -> tuple[int, int]:
+        if not workload.slow:
+            return self.runs, self.fills
+        # Three of those that take half a minute; a hit does not.
+        return (self.runs if opponent.cache else self.slow_runs), min(self.fills, self.slow_runs)
+
+
+def measure(
+    workload: Workload, opponents: Iterable[Opponent], caches: Mapping[str, Cache], size: str, counts: Counts
+) -> list[Timing]:
+    """All of them once, then again, as often as they are to be measured; each fills before it loads."""
+    timings = [Timing(workload, opponent, failure=opponent.environment.missing()) for opponent in opponents]
+    for folder in {_folder(workload, timing.opponent, size) for timing in timings}:
+        with progress(f'{workload.letter}: reading {folder.name} into the page cache'):
+            warm(folder)
+    for number in range(counts.runs):
         for timing in timings:
-            with progress(f'{workload.name}: {timing.opponent.name}, process {number + 1} of {repeat}'):
-                result = run(*arguments, *timing.opponent.options, env=timing.opponent.environment(root))
-            if timing.opponent.fills:
-                _must_be(result, 'hit')
-            timing.runs.append(result)
+            _round(timing, number, caches, size, counts)
     return timings
+
+
+def _round(timing: Timing, number: int, caches: Mapping[str, Cache], size: str, counts: Counts) -> None:
+    workload, opponent = timing.workload, timing.opponent
+    cache = caches[opponent.cache] if opponent.cache else None
+    runs, fills = counts.of(workload, opponent)
+    if timing.failure or number >= runs:
+        return
+    name = f'{workload.letter}: {opponent.name}'
+    try:
+        if cache and number < fills:
+            with progress(f'{name}, fill {number + 1} of {fills}'):
+                timing.fills.append(fill(workload, opponent, cache, size))
+        with progress(f'{name}, process {number + 1} of {runs}'):
+            timing.runs.append(once(workload, opponent, cache, size))
+    except RunError as error:
+        timing.failure = str(error).strip().splitlines()[-1]

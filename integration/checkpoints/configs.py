@@ -1,4 +1,4 @@
-"""The published configuration of Stable Diffusion 1.5 and its ControlNets, and the same graph made small."""
+"""The published configurations of Stable Diffusion 1.5, its ControlNets and a Llama, and the same graphs made small."""
 
 from __future__ import annotations
 
@@ -52,6 +52,18 @@ _TEXT_ENCODER: dict[str, Any] = {
     'eos_token_id': 2,
 }
 
+# Eight of the layers of Llama 3 8B, with the vocabulary of Llama 2.
+_LLAMA: dict[str, Any] = {
+    'vocab_size': 32000,
+    'hidden_size': 4096,
+    'intermediate_size': 14336,
+    'num_hidden_layers': 8,
+    'num_attention_heads': 32,
+    'num_key_value_heads': 8,
+    'max_position_embeddings': 8192,
+    'tie_word_embeddings': False,
+}
+
 SCHEDULER: dict[str, Any] = {
     'beta_start': 0.00085,
     'beta_end': 0.012,
@@ -75,18 +87,22 @@ MODEL_INDEX: dict[str, Any] = {
     'vae': ['diffusers', 'AutoencoderKL'],
 }
 
+# The single-file checkpoint, and the folder of configurations beside it.
+SINGLE_FILE, SINGLE_FILE_CONFIG = 'v1-5.safetensors', 'config'
+
 _SMALL = {'block_out_channels': (8, 16, 32, 32), 'norm_num_groups': 8}
 _SMALL_ATTENTION = {'cross_attention_dim': 32, 'attention_head_dim': 4}
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """One size of the pipeline: the configuration of each of its networks."""
+    """One size: the configuration of each of the networks."""
 
     unet: dict[str, Any] = field(default_factory=lambda: _UNET)
     controlnet: dict[str, Any] = field(default_factory=lambda: _CONTROLNET)
     vae: dict[str, Any] = field(default_factory=lambda: _VAE)
     text_encoder: dict[str, Any] = field(default_factory=lambda: _TEXT_ENCODER)
+    llama: dict[str, Any] = field(default_factory=lambda: _LLAMA)
 
 
 SIZES: dict[str, Sizes] = {
@@ -96,5 +112,6 @@ SIZES: dict[str, Sizes] = {
         controlnet={**_CONTROLNET, **_SMALL, **_SMALL_ATTENTION, 'conditioning_embedding_out_channels': (4, 8, 8, 8)},
         vae={**_VAE, **_SMALL, 'sample_size': 64},
         text_encoder={**_TEXT_ENCODER, 'hidden_size': 32, 'intermediate_size': 64, 'num_attention_heads': 4},
+        llama={**_LLAMA, 'vocab_size': 512, 'hidden_size': 128, 'intermediate_size': 256, 'num_attention_heads': 8},
     ),
 }

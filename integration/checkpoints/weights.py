@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
 _CHUNK = 1 << 23
+
+
+def create(make: Callable[[], Any], component: str, dtype: torch.dtype = torch.float16) -> Any:
+    """A network for inference with all its weights made."""
+    with torch.device('meta'):
+        network = make().to(dtype).eval()
+    network.to_empty(device='cpu')
+    fill(network, component)
+    return network
 
 
 def _bound(name: str, weight: torch.Tensor) -> float:

@@ -15,6 +15,15 @@ from types import TracebackType
 
 from integration.harness.places import daemon_binary
 
+# How the loader reaches arenas, and the options of a daemon that make it so.
+WAYS: dict[str, tuple[str, ...]] = {
+    'passthrough': (),
+    'fd': ('--passthrough=off',),
+    'read': ('--passthrough=off', '--fd-passing=off'),
+}
+# For all daemons that do not choose for themselves.
+DEFAULT_WAY = os.environ.get('OVERMIND_E2E_WAY', 'passthrough')
+
 _MNT_DETACH = 2
 _START_SECONDS = 20.0
 _STOP_SECONDS = 20.0
@@ -54,6 +63,11 @@ def command(*arguments: str, root: Path | None = None, check: bool = True) -> su
     return done
 
 
+def _options(chosen: tuple[str, ...]) -> tuple[str, ...]:
+    choice = any(option.startswith(('--passthrough', '--fd-passing')) for option in chosen)
+    return chosen if choice else (*chosen, *WAYS[DEFAULT_WAY])
+
+
 def _state(task: Path) -> str:
     return (task / 'stat').read_text().rpartition(') ')[2][0]
 
@@ -64,7 +78,7 @@ class Daemon:
     def __init__(self, root: Path, *options: str, log: Path | None = None) -> None:
         self.root = root
         self.log = log or root.with_name(root.name + '.log')
-        self._options = options
+        self._options = _options(options)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

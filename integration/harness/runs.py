@@ -50,8 +50,15 @@ def _result(line: list[str], stdout: str, stderr: str, status: int) -> dict[str,
 
 def run(*arguments: str | Path, env: Mapping[str, str] | None = None, timeout: float = 300) -> dict[str, Any]:
     """Run the program to its end."""
-    line = _line(*arguments)
-    done = subprocess.run(line, capture_output=True, text=True, timeout=timeout, env=env or environment())
+    return run_line(_line(*arguments), env or environment(), timeout)
+
+
+def run_line(line: list[str], env: Mapping[str, str], timeout: float) -> dict[str, Any]:
+    """Run any program whose last line is its result, in JSON."""
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=timeout, env=env)
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f'{" ".join(line)}: no result in {timeout:.0f} s') from error
     return _result(line, done.stdout, done.stderr, done.returncode)
 
 

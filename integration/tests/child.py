@@ -104,6 +104,15 @@ def _cycles(root: str, count: str) -> dict[str, Any]:
     return _drop()
 
 
+def _again(count: str, digest: str) -> dict[str, Any]:
+    """Load the assorted tensors again and again; how often they were right."""
+    right = 0
+    for _ in range(int(count)):
+        right += _load('assorted').get('digest') == digest
+        _drop()
+    return {'right': right}
+
+
 def _compute(signs: str) -> dict[str, Any]:
     """Go over the weights again and again while a file is there, and count the rounds in another one; whether every
     round gave the same."""
@@ -130,6 +139,7 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     'replace': _replace,
     'cycles': _cycles,
     'compute': _compute,
+    'again': _again,
     'stop_at': stop_at,
     **LIMITS,
     **SPACES,

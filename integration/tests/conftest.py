@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from integration.checkpoints import build
 from integration.harness.conversation import Conversation, Dialogue
-from integration.harness.daemon import Daemon, detach, mounts_under
+from integration.harness.daemon import DEFAULT_WAY, WAYS, Daemon, detach, mounts_under
 from integration.harness.forkserver import ForkServer
 from integration.harness.holdings import Holdings, watched
 from integration.harness.places import checkpoint_folder, daemon_binary
@@ -25,12 +25,6 @@ from integration.harness.runs import environment, run
 StartChild = Callable[..., Conversation]
 ForkChild = Callable[..., Dialogue]
 
-# How the loader reaches arenas, and the options of a daemon that make it so.
-WAYS: dict[str, tuple[str, ...]] = {
-    'passthrough': (),
-    'fd': ('--passthrough=off',),
-    'read': ('--passthrough=off', '--fd-passing=off'),
-}
 every_way = pytest.mark.parametrize('way', WAYS, indirect=True)
 every_shared_way = pytest.mark.parametrize('way', [way for way in WAYS if way != 'read'], indirect=True)
 
@@ -40,6 +34,27 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
+
+
+# Fixtures of tests in which programs load; and of those that have no daemon, or run under each of the ways anyway.
+_LOADING, _APART = {'fork_child', 'start_child'}, {'root', 'served', 'cached'}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With OVERMIND_E2E_WAY only those for which it makes a difference."""
+    if DEFAULT_WAY not in WAYS:
+        raise pytest.UsageError(f'OVERMIND_E2E_WAY is one of {", ".join(WAYS)}, not {DEFAULT_WAY!r}')
+    if DEFAULT_WAY == 'passthrough':
+        return
+    kept = [item for item in items if _depends_on_way(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def _depends_on_way(item: pytest.Item) -> bool:
+    names = set(getattr(item, 'fixturenames', ()))
+    chosen = getattr(getattr(item, 'callspec', None), 'params', {})
+    return bool(names & _LOADING) and not names & _APART and 'way' not in chosen
 
 
 def daemons_under(folder: Path) -> list[int]:
@@ -78,6 +93,8 @@ def serving(root: Path, way: str) -> Daemon:
     if way == 'passthrough' and not status['passthrough']['active']:
         daemon.stop()
         pytest.skip(f'no passthrough: {status["passthrough"]["reason"]}')
+    active = [name for name in ('passthrough', 'fd_passing') if status[name]['active']]
+    assert active == {'passthrough': ['passthrough', 'fd_passing'], 'fd': ['fd_passing'], 'read': []}[way]
     return daemon
 
 
@@ -90,6 +107,7 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def daemon(tmp_path: Path, way: str, _nothing_left: None) -> Iterator[Daemon]:
+    way = way or os.environ.get('OVERMIND_E2E_WAY', '')
     started = serving(tmp_path / 'mnt', way) if way else Daemon(tmp_path / 'mnt').start()
     with started:
         yield started
@@ -147,7 +165,7 @@ def checkpoint() -> Path:
 
 @dataclass
 class Served:
-    """One mount after the program has run without the cache, then with it twice."""
+    """One cache after the program has run without the cache, then with it twice."""
 
     root: Path
     way: str
@@ -170,15 +188,27 @@ def plain(checkpoint: Path) -> dict[str, Any]:
     return run(checkpoint, *_MEASURED)
 
 
-@pytest.fixture(scope='session', params=WAYS)
+@contextmanager
+def place(root: Path, way: str) -> Iterator[None]:
+    """A cache that is reached that way, also one without a daemon."""
+    if way == 'directory':
+        root.mkdir()
+        yield
+    else:
+        with serving(root, way):
+            yield
+
+
+@pytest.fixture(scope='session', params=[*WAYS, 'directory'])
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, plain: dict[str, Any]
 ) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp('served')
-    with serving(folder / 'mnt', request.param) as started:
-        env = environment(started.root, OVERMIND_STRICT='1')
+    root = folder / 'mnt'
+    with place(root, request.param):
+        env = environment(root, OVERMIND_STRICT='1')
         first, second = [run(checkpoint, *_MEASURED, '--cache', env=env) for _ in range(2)]
-        yield Served(started.root, request.param, plain, first, second)
+        yield Served(root, request.param, plain, first, second)
     assert mounts_under(folder) == []
     assert daemons_under(folder) == []
 

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 from integration.checkpoints import build
+from integration.checkpoints.configs import SINGLE_FILE, SINGLE_FILE_CONFIG
 from integration.checkpoints.vocabulary import TOKENS, write_tokenizer
+from integration.harness.places import checkpoint_folder
 
 TENSORS = 1810
 
@@ -38,3 +40,30 @@ def test_vocabulary_is_that_of_clip(tmp_path: Path) -> None:
         2368,
         49407,
     ]
+
+
+def test_single_file_is_the_same_pipeline(checkpoint: Path) -> None:
+    import torch
+    from diffusers import StableDiffusionPipeline
+
+    single = build(checkpoint_folder('tiny', 'single-file'), 'tiny', 'single-file')
+    config = str(single / SINGLE_FILE_CONFIG)
+    loaded = StableDiffusionPipeline.from_single_file(str(single / SINGLE_FILE), config=config, torch_dtype=torch.half)
+    expected = StableDiffusionPipeline.from_pretrained(checkpoint / 'pipeline', torch_dtype=torch.half)
+    for part in ('unet', 'vae', 'text_encoder'):
+        ours, theirs = (getattr(pipeline, part).state_dict() for pipeline in (loaded, expected))
+        assert ours.keys() == theirs.keys()
+        assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def test_llama_is_in_two_shards_or_a_pickle() -> None:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    sharded, pickled = (build(checkpoint_folder('tiny', kind), 'tiny', kind) for kind in ('llama', 'llama-bin'))
+    assert len(list(sharded.glob('*.safetensors'))) == 2
+    assert not list(pickled.glob('*.safetensors'))
+    ours, theirs = (LlamaForCausalLM.from_pretrained(folder).state_dict() for folder in (sharded, pickled))
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert {value.dtype for value in ours.values()} == {torch.bfloat16}

@@ -48,7 +48,7 @@ def test_arenas_are_reached_the_way_they_should(served: Served, what: str) -> No
     assert {load['access'] for load in getattr(served, what)['stats']['loads']} == {served.way}
 
 
-@pytest.mark.parametrize('served', ['passthrough', 'fd'], indirect=True, scope='session')
+@pytest.mark.parametrize('served', ['passthrough', 'fd', 'directory'], indirect=True, scope='session')
 def test_second_process_makes_no_copy(served: Served) -> None:
     plain, second = [
         result['after']['anonymous'] - result['before']['anonymous'] for result in (served.plain, served.second)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.harness.daemon import Daemon
-from integration.tests.conftest import WAYS, StartChild, every_shared_way
+from integration.harness.daemon import WAYS, Daemon
+from integration.tests.conftest import StartChild, every_shared_way
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason='only root can take a mount over')
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from integration.harness.daemon import Daemon
+from integration.harness.daemon import WAYS, Daemon
 from integration.harness.places import daemon_binary
 from integration.harness.runs import environment
-from integration.tests.conftest import WAYS
 
 USER = 'nobody'
 

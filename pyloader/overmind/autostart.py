@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 from overmind.errors import StoreError
 from overmind.logs import logger
+from overmind.private import why_not_private
 from overmind.settings import Settings
 
 LIMIT_SECONDS = 10.0  # for everything: waiting for another starter, starting, the first answer
@@ -57,7 +58,7 @@ def mount_folder() -> str:
     folder for temporary files. Made if it is not there; StoreError if it is not ours alone."""
     uid = os.geteuid()
     for base in (os.environ.get('XDG_RUNTIME_DIR', ''), f'/run/user/{uid}'):
-        if os.path.isabs(base) and _why_not_private(base) is None:
+        if os.path.isabs(base) and why_not_private(base) is None:
             return _private(os.path.join(os.path.realpath(base), 'overmind'))
     base = os.environ.get('TMPDIR', '')
     base = base if os.path.isabs(base) and os.path.isdir(base) else '/tmp'
@@ -65,7 +66,7 @@ def mount_folder() -> str:
 
 
 def _private(folder: str) -> str:
-    if _mount_owner(folder) is not None:  # do not touch a mount here: its daemon may hang
+    if mount_owner(folder) is not None:  # do not touch a mount here: its daemon may hang
         return folder
     try:
         os.mkdir(folder, 0o700)
@@ -73,28 +74,13 @@ def _private(folder: str) -> str:
         pass
     except OSError as e:
         raise StoreError(f'{folder} cannot be made: {e.strerror}; set OVERMIND_ROOT, or TMPDIR') from e
-    why = _why_not_private(folder)
-    if why is not None and _mount_owner(folder) is None:  # or it was the root of a mount that has just come
+    why = why_not_private(folder)
+    if why is not None and mount_owner(folder) is None:  # or it was the root of a mount that has just come
         raise StoreError(f'{folder} is not used as a mount point, since it {why}; remove it or set OVERMIND_ROOT')
     return folder
 
 
-def _why_not_private(folder: str) -> str | None:
-    """Why others could have their hands in a folder; None if it is a real one, ours, and closed to them."""
-    try:
-        info = os.lstat(folder)
-    except OSError as e:
-        return f'cannot be looked at ({e.strerror})'
-    if not stat.S_ISDIR(info.st_mode):
-        return 'is not a real directory'
-    if info.st_uid != os.geteuid():
-        return f'belongs to uid {info.st_uid}'
-    if stat.S_IMODE(info.st_mode) & 0o077:
-        return f'is open to others (mode {stat.S_IMODE(info.st_mode):04o})'
-    return None
-
-
-def _mount_owner(folder: str) -> int | None:
+def mount_owner(folder: str) -> int | None:
     """The uid that a mount of overmind-fs on the folder runs as, from the kernel's table; None if there is no such."""
     owner = None
     with open('/proc/self/mountinfo', encoding='utf-8', errors='surrogateescape') as table:
@@ -117,7 +103,7 @@ def _unescaped(word: str) -> str:
 
 
 def _is_up(folder: str, deadline: float) -> bool:
-    owner = _mount_owner(folder)
+    owner = mount_owner(folder)
     if owner is not None and owner != os.geteuid():
         raise StoreError(f'the mount on {folder} belongs to uid {owner}; unmount it or set OVERMIND_ROOT')
     return owner is not None and _answers(os.path.join(folder, 'status.json'), deadline)

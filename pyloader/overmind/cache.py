@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overmind import statistics
-from overmind.errors import Bypass, OvermindError, StoreError, Unkeyable
+from overmind.errors import Bypass, CorruptEntry, OvermindError, StoreError, Unkeyable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey, lookup
 from overmind.logs import configure, logger, warn_once
@@ -177,7 +177,8 @@ class _Session:
             try:
                 why = untrusted(entry.owner, self._settings)
                 if why:
-                    raise StoreError(f'{key.id} is not read: {why}')
+                    refusal = StoreError if store.is_mount else CorruptEntry  # in one's own folder it can be replaced
+                    raise refusal(f'{key.id} is not read: {why}')
                 why = stale(entry.manifest, key)
                 self._load.seconds['open'] = time.perf_counter() - start
                 if why:
@@ -188,7 +189,7 @@ class _Session:
             finally:
                 entry.close()
         except StoreError as e:
-            if not _is_corrupt(e):
+            if not isinstance(e, CorruptEntry):
                 raise
             self._spoilt(key, e)
             return None, False
@@ -211,8 +212,6 @@ class _Session:
         except OSError as e:
             raise StoreError(f'{entry.manifest.id} cannot be mapped: {e.strerror or e}') from e
         except Exception as e:
-            from overmind.errors import CorruptEntry
-
             raise CorruptEntry(f'{entry.manifest.id} cannot be rebuilt: {type(e).__name__}: {e}') from e
 
     def _spoilt(self, key: LookupKey, e: StoreError) -> None:
@@ -319,12 +318,6 @@ def failure(e: Exception) -> OvermindError:
     why = StoreError(f'unexpected {type(e).__name__}: {e}')
     why.__cause__ = e
     return why
-
-
-def _is_corrupt(e: StoreError) -> bool:
-    from overmind.errors import CorruptEntry
-
-    return isinstance(e, CorruptEntry)
 
 
 def _store(settings: Settings) -> Store:

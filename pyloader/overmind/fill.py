@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from overmind import chance
+from overmind import chance, settings
 from overmind.errors import Bypass, StoreError, Unpicklable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey
@@ -72,10 +74,17 @@ class Fill:
                 key, lock = self._again(key, rekey)
                 written.manifest.id, written.manifest.key = self._store.name(key.id), _facts(key)
             self.id = key.id
-            return self._publish(key.id, written)
+            result = self._publish(key.id, written)
         finally:
             if lock is not None:
                 lock.release()
+        if settings.current().drop_sources:
+            # The real object may map the files, and what is mapped stays in the page cache.
+            self.result = None
+            del written
+            gc.collect()
+            _drop_pages(s.path for s in recorder.sources())
+        return result
 
     def _again(self, key: LookupKey, rekey: Callable[[], LookupKey]) -> tuple[LookupKey, Lock | None]:
         """A hub name that was not in the local cache has a commit now, and with it another key."""
@@ -217,6 +226,13 @@ class Fill:
             kind = f'{type(self.result).__module__}.{type(self.result).__qualname__}'
             raise Unpicklable(f'the result ({kind}) cannot be rebuilt: {type(e).__name__}: {e}') from e
         return result if on_host else self.result
+
+
+def _drop_pages(paths: Iterable[str]) -> None:
+    """Give back the page cache of files; what others have mapped and what is not on disk yet stays."""
+    for path in paths:
+        with contextlib.suppress(OSError), open(path, 'rb', buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _equal(a: Any, b: Any) -> bool:

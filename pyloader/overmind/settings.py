@@ -35,6 +35,7 @@ class Settings:
     access: Access = 'auto'  # OVERMIND_ACCESS: how arenas are reached; read where that is not possible
     populate: bool = False  # OVERMIND_POPULATE: fault mapped memory in at once
     fill: Where = 'inline'  # OVERMIND_FILL: where a miss runs the real loader
+    drop_sources: bool = False  # OVERMIND_DROP_SOURCES: take the files of a fill out of the page cache
 
 
 _VARIABLES = (
@@ -49,6 +50,7 @@ _VARIABLES = (
     'OVERMIND_ACCESS',
     'OVERMIND_POPULATE',
     'OVERMIND_FILL',
+    'OVERMIND_DROP_SOURCES',
 )
 _last: tuple[tuple[object, ...], Settings] | None = None
 
@@ -86,6 +88,7 @@ def _parse() -> Settings:
         access=_read('OVERMIND_ACCESS', lambda text: _one_of(_ACCESS, text), 'auto', ', '.join(_ACCESS)),
         populate=_read('OVERMIND_POPULATE', _flag, False, _FLAG),
         fill=_read('OVERMIND_FILL', lambda text: _one_of(_FILL, text), 'inline', ', '.join(_FILL)),
+        drop_sources=_read('OVERMIND_DROP_SOURCES', _flag, False, _FLAG),
     )
 
 

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from overmind import directory
 from overmind.errors import StoreError
 from overmind.store import OpenEntry, Store, close, close_entry
 
@@ -33,6 +34,7 @@ class Staging:
     store: Store
     id: str
     committed: bool = field(default=False, init=False)
+    files: list[str] = field(default_factory=list, init=False)  # of the entry, when it was opened again
 
     @property
     def path(self) -> str:
@@ -43,8 +45,12 @@ class Staging:
         return self.store.name(self.id)
 
     def make(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.path)
+        if self.store.is_mount:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self.path)
+        else:
+            directory.remove(self.path)
+            directory.remove(self._aside)
         _mkdir(self.path)
         _mkdir(os.path.join(self.path, 'tensors'))
 
@@ -126,24 +132,27 @@ class Staging:
                     os.chmod(os.path.join(folder, n), 0o444)
         entry = self.store.guard(lambda: self.store.open(f'staging/{self.name}', missing_ok=False), late=close_entry)
         assert entry is not None
+        self.files = entry.files()
         return entry
 
     def commit(self) -> None:
         """Publish whole or not at all; an older entry of the id is replaced."""
         self.store.patiently(self._rename)
         self.committed = True
+        if not self.store.is_mount:
+            with contextlib.suppress(OSError):
+                directory.remove(self._aside)
 
     def _rename(self) -> None:
-        target = os.path.join(self.store.root, 'pipelines', self.name)
-        aside = f'{self.path}.old-{os.getpid()}'
-        try:
-            os.rename(self.path, target)
-        except OSError as e:
-            if self.store.is_mount or e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            os.rename(target, aside)
-            os.rename(self.path, target)
-            shutil.rmtree(aside, ignore_errors=True)
+        if self.store.is_mount:
+            os.rename(self.path, os.path.join(self.store.root, 'pipelines', self.name))
+        else:
+            directory.finish(self.path, self.files)
+            directory.publish(self.store.root, self.id)
+
+    @property
+    def _aside(self) -> str:
+        return os.path.join(self.store.root, directory.aside_of(self.id))
 
     def drop(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

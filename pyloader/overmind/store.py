@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from overmind import directory
 from overmind.deadline import guarded
 from overmind.errors import CorruptEntry, Hangs, StoreError
-from overmind.logs import logger, warn_once
+from overmind.logs import warn_once
 from overmind.manifest import Manifest, decode
 from overmind.users import outer
 
@@ -54,13 +55,21 @@ class OpenEntry:
     arenas: list[int]
     owner: int
     access: Way = 'directory'
-    leases: list[int] = field(default_factory=list)  # the arenas' files, where arenas are not descriptors of these
+    leases: list[int] = field(default_factory=list)  # where the arenas' descriptors are none: files, or the folder
+    folder: int = -1  # of a plain directory's entry
     store: Store | None = None  # which is there when the arenas are read, and may hang then
+
+    def files(self) -> list[str]:
+        """All that it consists of, in its folder."""
+        return ['manifest', 'structure.pkl', *(os.path.join('tensors', a.name) for a in self.manifest.arenas)]
 
     def close(self) -> None:
         for fds in (self.arenas, self.leases):
             while fds:
                 close(fds.pop())
+        if self.folder >= 0:
+            close(self.folder)
+            self.folder = -1
 
 
 @dataclass(slots=True)
@@ -134,7 +143,17 @@ class Store:
                     return entry
             return None
 
-        return self.guard(look, late=close_entry)
+        entry = self.guard(look, late=close_entry)
+        if entry is not None and entry.folder >= 0:
+            # May take seconds, and no daemon can hang.
+            try:
+                directory.verify(entry.folder, id, entry.files())
+            except BaseException as e:
+                entry.close()
+                if isinstance(e, OSError):
+                    raise self.explain(e) from e
+                raise
+        return entry
 
     def _names(self, id: str, trust: Sequence[int]) -> list[str]:
         self._check_root()
@@ -168,8 +187,12 @@ class Store:
 
     def beginning_with(self, prefix: str, limit: int) -> list[Manifest]:
         """The manifests of the newest entries whose ids begin like that; those that cannot be read are left out."""
+        return [manifest for manifest, _ in self.newest(limit, prefix)]
 
-        def look() -> list[Manifest]:
+    def newest(self, limit: int, prefix: str = '') -> list[tuple[Manifest, int]]:
+        """Manifests and owners of the newest entries; those that cannot be read are left out."""
+
+        def look() -> list[tuple[Manifest, int]]:
             self._check_root()
             with os.scandir(os.path.join(self.root, 'pipelines')) as found:
                 entries = [e for e in found if e.name.startswith(prefix)]
@@ -177,7 +200,7 @@ class Store:
             manifests = []
             for e in entries:
                 with contextlib.suppress(CorruptEntry, OSError):
-                    manifests.append(self._manifest(f'pipelines/{e.name}')[0])
+                    manifests.append(self._manifest(f'pipelines/{e.name}'))
             return manifests
 
         return self.guard(look)
@@ -196,11 +219,13 @@ class Store:
         base = os.path.join(self.root, folder)
         for _ in range(_REPLACED_AT_MOST):
             try:
-                at = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                at = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
                 if missing_ok:
                     return None
                 raise
+            except NotADirectoryError as e:
+                raise CorruptEntry(f'{base} is not a folder') from e
             try:
                 return self._open_at(at, folder)
             except FileNotFoundError as e:
@@ -209,25 +234,34 @@ class Store:
                     if missing_ok and e.filename == 'manifest':
                         return None
                     raise CorruptEntry(f'{os.path.join(base, str(e.filename))} is missing') from e
+            except OSError as e:
+                if e.errno in directory.WRONG_KIND:
+                    raise CorruptEntry(f'{os.path.join(base, str(e.filename or ""))} is not a file') from e
+                raise
             finally:
                 close(at)
         return None
 
     def _open_at(self, at: int, folder: str) -> OpenEntry:
         """Every file through the folder's own descriptor, so that a replaced entry is never mixed with the new one."""
+        if not self.is_mount:
+            directory.hold(at)
         manifest, owner = self._manifest(folder, at)
         entry = OpenEntry(manifest, b'', [], owner, self.way, store=self)
         try:
             for a in manifest.arenas:
-                fd = os.open(os.path.join('tensors', a.name), os.O_RDONLY | os.O_CLOEXEC, dir_fd=at)
+                fd = os.open(os.path.join('tensors', a.name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
                 entry.arenas.append(fd)
-                _check_size(a.name, os.fstat(fd).st_size, a.nbytes)
+                _check_file(a.name, os.fstat(fd), a.nbytes)
             entry.structure, author = _read('structure.pkl', at)
             if author != owner:
                 raise CorruptEntry(f'structure.pkl belongs to uid {author}, the manifest to uid {owner}')
             _check_size('structure.pkl', len(entry.structure), manifest.structure_nbytes)
             if self.way == 'fd':
                 self._pass(entry, folder)
+            if not self.is_mount:
+                entry.folder = os.dup(at)
+                entry.leases = [os.dup(at) for _ in entry.arenas]
         except BaseException:
             entry.close()
             raise
@@ -272,8 +306,7 @@ class Store:
             if self.is_mount:
                 # The folder below it is not a cache, and would be no place for a mount if it became one.
                 raise StoreError(f'the daemon is gone; start it again: overmind-fs mount {self.root}') from None
-            if not os.path.isdir(os.path.join(self.root, 'pipelines')):
-                _lay_out(self.root)
+            directory.prepare(self.root)
             self.way = 'read' if self.access == 'read' else 'directory'
         self._seen, self._owner = (root.st_dev, root.st_mtime_ns), root.st_uid
 
@@ -301,9 +334,7 @@ class Store:
         """work(), which may take long, as making room for gigabytes does, for as long as the daemon answers others."""
         answers = functools.partial(os.path.lexists, os.path.join(self.root, 'control'))
         try:
-            return guarded(
-                self.root, self.deadline, work, late, lambda: guarded(self.root, self.deadline, answers)
-            )
+            return guarded(self.root, self.deadline, work, late, lambda: guarded(self.root, self.deadline, answers))
         except Hangs:
             self._hung_until = time.monotonic() + HANG_PAUSE
             raise
@@ -334,6 +365,8 @@ class Store:
             errno.ETXTBSY: 'it is still open for writing, here or in a child process',
             errno.EBUSY: 'it is still mapped for writing, here or in a child process',
         }
+        if not self.is_mount:
+            advice[errno.ENOSPC] = f'no room in the cache: the disk is full; overmind gc --max-bytes SIZE {self.root}'
         text = advice.get(e.errno or 0, f'{e.strerror or e}')
         return StoreError(f'{e.filename or self.root}: {text}')
 
@@ -345,7 +378,7 @@ class Store:
         def acquire() -> int:
             self._check_root()
             if not self.is_mount:
-                _lay_out(self.root)  # somebody may have emptied the folder since
+                directory.prepare(self.root)  # somebody may have emptied the folder since
             return self._open_lock(id)
 
         fd = self.guard(acquire, late=close)
@@ -355,8 +388,12 @@ class Store:
         try:
             while True:
                 with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return lock
+                    fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if self.is_mount or self._is_named(lock.fd, id):
+                        return lock
+                    lock.release()  # gc has removed it while this one waited
+                    lock = Lock(self.guard(acquire, late=close))
+                    _held.add(lock.fd)
                 if time.monotonic() > until:
                     lock.release()
                     return None
@@ -370,6 +407,13 @@ class Store:
     def _open_lock(self, id: str) -> int:
         path = os.path.join(self.root, 'locks', self.name(id))
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def _is_named(self, fd: int, id: str) -> bool:
+        """Whether a lock of a plain directory is still the one that others open."""
+        try:
+            return os.path.samestat(os.fstat(fd), os.stat(os.path.join(self.root, 'locks', id)))
+        except OSError:
+            return False
 
     def attend(self, id: str) -> Lock:
         """A handle on a lock that a parent process holds: the daemon then drops our staging if we die."""
@@ -406,6 +450,12 @@ def _check_size(name: str, nbytes: int, said: int) -> None:
         raise CorruptEntry(f'{name} has {nbytes} bytes, the manifest says {said}')
 
 
+def _check_file(name: str, info: os.stat_result, said: int) -> None:
+    if not stat.S_ISREG(info.st_mode):
+        raise CorruptEntry(f'{name} is not a file')
+    _check_size(name, info.st_size, said)
+
+
 def _is_still(folder: str, at: int) -> bool:
     """Whether the path leads to the folder that is open."""
     try:
@@ -416,7 +466,7 @@ def _is_still(folder: str, at: int) -> bool:
 
 def _read(path: str, at: int | None = None) -> tuple[bytes, int]:
     """Content and owner of a small file, in as few calls as that takes; at is the folder that path starts from."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=at)
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         st = os.fstat(fd)
         if st.st_size > MAX_BLOB:
@@ -431,16 +481,3 @@ def _read(path: str, at: int | None = None) -> tuple[bytes, int]:
         return b''.join(parts), st.st_uid
     finally:
         close(fd)
-
-
-def _lay_out(root: str) -> None:
-    """A plain directory becomes a cache: the folders of the protocol, private to the user."""
-    if not set(os.listdir(root)) <= {'pipelines', 'staging', 'locks'}:
-        raise StoreError(f'{root} is neither a mount of overmind-fs nor an empty folder')
-    if not os.path.isdir(os.path.join(root, 'pipelines')):
-        text = (
-            '%s is an empty folder and no mount: the cache is kept in the folder itself, without a daemon and a budget'
-        )
-        logger.info(text, root)
-    for name in ('pipelines', 'staging', 'locks'):
-        os.makedirs(os.path.join(root, name), mode=0o700, exist_ok=True)

@@ -86,7 +86,7 @@ def test_miss_then_hit(root: pathlib.Path, checkpoint: str, caplog: pytest.LogCa
     (entry,) = (root / 'pipelines').iterdir()
     assert entry.name.startswith('make-x.pt-')
     assert not list((root / 'staging').iterdir())
-    assert sorted(p.name for p in entry.iterdir()) == ['manifest', 'structure.pkl', 'tensors']
+    assert sorted(p.name for p in entry.iterdir()) == ['manifest', 'structure.pkl', 'tensors', 'written.json']
 
 
 def test_writes_are_private(root: pathlib.Path, checkpoint: str) -> None:

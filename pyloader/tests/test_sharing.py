@@ -104,9 +104,7 @@ def test_what_was_compared_is_linked(root: pathlib.Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize('code', [errno.EPERM, errno.ENOTSUP, errno.EXDEV, errno.EMLINK, errno.ENOENT])
-def test_where_links_are_refused_it_is_written(
-    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_where_links_are_refused_it_is_written(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     load(pipe, 1, 2)
 
     def refuse(*_: Any, **__: Any) -> None:

@@ -24,10 +24,17 @@ type Finding struct {
 	Fix      string   `json:"fix"`  // the command that mends it, or what to do where no command can
 }
 
+// Access is how programs reach the arenas of a cache, as the loader calls it in stats().
+type Access struct {
+	Where string `json:"where"`
+	Way   string `json:"way"` // passthrough, fd, read, or directory: a cache without a daemon
+}
+
 // Report is what an examination found.
 type Report struct {
 	Checks   []string  `json:"checks"` // all that were made
 	Findings []Finding `json:"findings"`
+	Access   []Access  `json:"access"`
 }
 
 // Problems counts the findings that are more than notes.
@@ -79,7 +86,7 @@ var mountChecks = []mountCheck{
 
 // Examine makes all checks. The worst findings come first.
 func Examine(m Machine, mounts []Mount) Report {
-	r := Report{Findings: []Finding{}}
+	r := Report{Findings: []Finding{}, Access: []Access{}}
 	add := func(check, where string, found []Finding) {
 		for _, f := range found {
 			f.Check, f.Where = check, where
@@ -97,6 +104,11 @@ func Examine(m Machine, mounts []Mount) Report {
 			if c.dead || mount.Looked {
 				add(c.name, mount.Dir, c.run(m, mount))
 			}
+		}
+	}
+	for _, mount := range mounts {
+		if way := mount.access(); way != "" {
+			r.Access = append(r.Access, Access{mount.Dir, way})
 		}
 	}
 	order := []Severity{Error, Warning, Note}

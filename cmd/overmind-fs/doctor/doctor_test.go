@@ -142,6 +142,8 @@ func TestFindings(t *testing.T) {
 		{name: "empty", severity: Warning, check: "mount", what: "empty folder", fix: "overmind-fs mount --background /mnt/o",
 			mount: func(o *Mount) { o.Health, o.Looked, o.Wanted, o.Empty = overmindfs.NotMounted, false, true, true }},
 		{name: "plain", severity: Note, check: "mount", what: "plain folder", fix: "overmind-fs mount",
+			mount: func(o *Mount) { o.Health, o.Looked, o.Wanted, o.Plain = overmindfs.NotMounted, false, true, true }},
+		{name: "foreign", severity: Error, check: "mount", what: "neither a mount nor a cache", fix: "overmind-fs mount",
 			mount: func(o *Mount) { o.Health, o.Looked, o.Wanted = overmindfs.NotMounted, false, true }},
 		{name: "closed", severity: Error, check: "mount", what: "may not use it", fix: "--user $USER",
 			mount: func(o *Mount) { o.Looked, o.Closed, o.Wanted = false, true, true }},

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	overmindfs "overmind-fs/fs"
@@ -20,6 +21,7 @@ type Mount struct {
 	Health overmindfs.Health
 	Exists bool // the folder is there
 	Empty  bool // and nothing is in it
+	Plain  bool // it is a cache without a daemon
 	Closed bool // this user may not look into it
 
 	// Of one that answers, and that was looked at in full:
@@ -54,6 +56,7 @@ func Look(dir string) (Mount, error) {
 	}
 	names, err := os.ReadDir(dir)
 	m.Exists, m.Empty = err == nil, len(names) == 0
+	m.Plain = slices.ContainsFunc(names, func(n fs.DirEntry) bool { return n.Name() == "CACHEDIR.TAG" })
 	m.Closed = errors.Is(err, fs.ErrPermission)
 	if errors.Is(err, fs.ErrNotExist) || m.Closed {
 		return m, nil
@@ -135,7 +138,7 @@ func health(_ Machine, m Mount) []Finding {
 		}}
 	case m.Health == overmindfs.OtherMount:
 		return []Finding{{
-			Severity: Warning, What: "another file system is mounted there", Cost: plainCost,
+			Severity: Warning, What: "another file system is mounted there", Cost: "programs use it without a daemon, if it is empty",
 			Fix: fmt.Sprintf("mkdir %s/overmind, mount there, and set OVERMIND_ROOT to it", m.Dir),
 		}}
 	case m.Health != overmindfs.NotMounted:
@@ -149,20 +152,26 @@ func health(_ Machine, m Mount) []Finding {
 		}}
 	case m.Empty:
 		return []Finding{{
-			Severity: Warning, What: "nothing is mounted on this empty folder", Cost: plainCost,
-			Fix: "overmind-fs mount --background " + m.Dir,
+			Severity: Warning, What: "nothing is mounted on this empty folder",
+			Cost: "programs load without the cache, or make it one without a daemon if it was never a mount point",
+			Fix:  "overmind-fs mount --background " + m.Dir,
 		}}
-	default:
+	case m.Plain:
 		return []Finding{{
 			Severity: Note, What: "this is a plain folder, not a mount", Cost: plainCost,
 			Fix: "empty it, or choose another one, then overmind-fs mount --background DIR",
+		}}
+	default:
+		return []Finding{{
+			Severity: Error, What: "this folder is neither a mount nor a cache", Cost: "programs load without the cache",
+			Fix: "choose another one, then overmind-fs mount --background DIR",
 		}}
 	}
 }
 
 const hugePage = 2 << 20
 
-const plainCost = "programs use it as a plain folder: without budget, seals, pins, checksums and huge pages"
+const plainCost = "programs use it as it is, without budget, seals, pins and huge pages; \"overmind gc\" removes what is old"
 
 // remount is the command that starts the daemon anew with another option.
 func remount(machine Machine, m Mount, option string) string {

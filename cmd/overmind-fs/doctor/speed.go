@@ -3,10 +3,28 @@ package doctor
 import (
 	"fmt"
 	"strings"
+
+	overmindfs "overmind-fs/fs"
 )
 
 // switchedOff is the reason when an option says so.
 const switchedOff = "switched off"
+
+// access is "" where there is no telling, and where programs load without the cache.
+func (m Mount) access() string {
+	switch {
+	case m.Health == overmindfs.NotMounted && m.Plain:
+		return "directory"
+	case !m.Looked:
+		return ""
+	case m.Status.Passthrough.Active:
+		return "passthrough"
+	case m.Status.FDPassing.Active:
+		return "fd"
+	default:
+		return "read"
+	}
+}
 
 func passthrough(machine Machine, m Mount) []Finding {
 	if m.Status.Passthrough.Active {

@@ -17,6 +17,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from overmind.run import blas, learnt, messages, stdio, title
+from overmind.run.before import changed
+from overmind.run.curtain import Curtain
 
 if TYPE_CHECKING:
     from overmind.run.messages import Request
@@ -75,6 +77,7 @@ class Setup:
         for fd, said in zip((1, 2), self._parent.said, strict=True):
             while said:
                 said = said[os.write(fd, said) :]
+        sys.meta_path.insert(0, Curtain(self._parent, self._request))
         atexit.register(_note_imports, self._parent.launch.place.path('learnt'), self._parent.known, os.getpid())
 
     def _take_descriptors(self) -> None:
@@ -144,9 +147,13 @@ class Setup:
             modules['logging']._startTime = time.time_ns() if isinstance(start, int) else time.time()
         if 'numpy.random' in modules:
             modules['numpy.random'].seed()
+        generator = getattr(modules.get('torch'), 'default_generator', None)
+        if generator is not None:
+            generator.seed()  # those of devices start alike in every process
         if 'multiprocessing.process' in modules:
             modules['multiprocessing.process'].current_process().authkey = os.urandom(32)
-        blas.set_threads(self._parent.openblas, os.environ, len(os.sched_getaffinity(0)))
+        environment = changed(self._request.environment, self._parent.changes)
+        blas.set_threads(self._parent.openblas, environment, len(os.sched_getaffinity(0)))
 
 
 def _die_with(keeper: int) -> None:
@@ -158,7 +165,7 @@ def _die_with(keeper: int) -> None:
 def _leave() -> None:
     """Take what is only here for the parent's sake out of sys.modules."""
     names = [name for name in sys.modules if name.startswith('overmind.run')]
-    for name in names if 'overmind.api' in sys.modules else [*names, 'overmind']:
+    for name in names if 'overmind.api' in sys.modules else [*names, 'overmind', 'overmind.private']:
         del sys.modules[name]
 
 

@@ -7,13 +7,16 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, NoReturn
 
 from overmind.run import identity, messages
 from overmind.run.folders import NoFolder, runtime, state
 from overmind.run.options import Call, why_plain
 from overmind.run.relay import Relay, Terminal
 from overmind.run.starter import Launch, obtain
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 _MOST_TRIES = 3
 _DEFAULT_MOST = 4
@@ -123,7 +126,7 @@ def _ask(
     relay: Relay, connection: socket.socket, request: messages.Request, inherited: list[int]
 ) -> tuple[Any, ...] | None:
     terminal = Terminal() if _has_terminal() else None
-    request = request._replace(terminal=terminal is not None)
+    request.terminal = terminal is not None
     fds = list(inherited)
     if terminal is not None:
         fds = [terminal.slave if _is_terminal(fd) else fd for fd in inherited]
@@ -132,6 +135,8 @@ def _ask(
         answer = relay.answer(connection, terminal)
     except ConnectionError:
         answer = None
+    except OSError as e:  # a limit of the size of files, for one
+        raise Unserved(f'the call cannot be passed on: {e.strerror}') from e
     if terminal is not None:
         os.close(terminal.slave)
         if answer is None or answer[0] != 'started':

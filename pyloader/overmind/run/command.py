@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
 
 from overmind.run.options import parse
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _HELP = """\
 usage: overmind run [PYTHON OPTIONS] FILE [ARGUMENTS]
@@ -13,8 +16,11 @@ usage: overmind run [PYTHON OPTIONS] FILE [ARGUMENTS]
        overmind run --explain [PYTHON OPTIONS] FILE | -m MODULE
        overmind run --list
        overmind run --stop
+       overmind gc [DIR] [--max-bytes SIZE] [--max-age TIME] [--dry-run]
 
-Runs a program as python does, in a process that is forked from one that has its libraries imported.
+gc makes a cache smaller that is a plain folder; see overmind gc --help.
+
+run runs a program as python does, in a process that is forked from one that has its libraries imported.
 
   --explain  what is imported in advance for a program, what is not, and why
   --list     the resident processes, with their memory
@@ -30,6 +36,10 @@ def main() -> NoReturn:
     if not words or words[0] in ('-h', '--help'):
         sys.stdout.write(_HELP)
         sys.exit(0 if words else 2)
+    if words[0] == 'gc':
+        from overmind import gc
+
+        sys.exit(gc.main(words[1:]))
     if words[0] != 'run':
         sys.exit(f'overmind: there is no command {words[0]!r}; see overmind --help')
     _run(words[1:])
@@ -44,6 +54,8 @@ def _run(words: list[str]) -> NoReturn:
         from overmind.run import report
 
         if first == '--explain':
+            if not words[1:]:
+                sys.exit('overmind run: --explain needs a program')
             sys.exit(report.explain(parse(words[1:])))
         if words[1:]:
             sys.exit(f'overmind run: nothing may follow {first}')

@@ -6,10 +6,13 @@ import contextlib
 import fcntl
 import os
 import socket
-import stat
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+
+from overmind.private import why_not_private
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class NoFolder(Exception):
@@ -20,7 +23,7 @@ def runtime() -> str:
     """The folder of all sockets, closed to others. Made if it is not there; NoFolder if it is not ours alone."""
     uid = os.geteuid()
     base = os.environ.get('XDG_RUNTIME_DIR', '')
-    if os.path.isabs(base) and _why_not_private(base) is None:
+    if os.path.isabs(base) and why_not_private(base) is None:
         return _private(os.path.join(base, 'overmind-run'))
     return _private(f'/tmp/overmind-run-{uid}')
 
@@ -39,30 +42,17 @@ def _private(folder: str) -> str:
         pass
     except OSError as e:
         raise NoFolder(f'{folder} cannot be made: {e.strerror}') from e
-    why = _why_not_private(folder)
+    why = why_not_private(folder)
     if why is not None:
         raise NoFolder(f'{folder} {why}')
     return folder
 
 
-def _why_not_private(folder: str) -> str | None:
-    try:
-        info = os.lstat(folder)
-    except OSError as e:
-        return f'cannot be looked at: {e.strerror}'
-    if not stat.S_ISDIR(info.st_mode):
-        return 'is not a real directory'
-    if info.st_uid != os.geteuid():
-        return f'belongs to uid {info.st_uid}'
-    if stat.S_IMODE(info.st_mode) & 0o077:
-        return f'is open to others (mode {stat.S_IMODE(info.st_mode):04o})'
-    return None
-
-
-class Place(NamedTuple):
+class Place:
     """The folder of one warm parent."""
 
-    folder: str
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
 
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)

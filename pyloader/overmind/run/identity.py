@@ -6,11 +6,14 @@ import contextlib
 import os
 import sys
 from _blake2 import blake2b  # hashlib would load OpenSSL
-from collections.abc import Mapping, Sequence
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 # They describe the terminal and the session that a call comes from; a child gets the caller's. No library reads them
 # while it is imported.
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     (
         'COLUMNS',
         'GPG_TTY',
@@ -62,7 +65,7 @@ def standing() -> list[str]:
     with open('/proc/self/cgroup', encoding='utf-8', errors='surrogateescape') as file:
         parts += [f'cgroup {line.strip()}' for line in file]
     parts += [f'namespace {os.readlink(f"/proc/self/ns/{name}")}' for name in _NAMESPACES if _has(name)]
-    parts.append(f'processors {sorted(os.sched_getaffinity(0))}')
+    parts.append(f'processors {sorted(os.sched_getaffinity(0))}, scheduling {os.sched_getscheduler(0)}')
     root = os.stat('/')
     parts.append(f'root {root.st_dev} {root.st_ino}')
     for name in ('personality', 'attr/current'):
@@ -80,7 +83,7 @@ def digest(python: str, words: Sequence[str], environment: Mapping[str, str], fo
     info = os.stat(python)
     parts = [python, str(info.st_ino), str(info.st_mtime_ns), sys.version, sys.prefix, os.path.dirname(__file__)]
     parts += [*words, folder, *standing()]
-    parts += [f'{name}={value}' for name, value in sorted(environment.items()) if name not in _HARMLESS]
+    parts += [f'{name}={value}' for name, value in sorted(environment.items()) if name not in HARMLESS]
     return _hash(parts)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from overmind.run import messages, starter
 from overmind.run.child import Setup
+from overmind.run.folders import credentials
 from overmind.run.identity import standing
 from overmind.run.learnt import Learnt
 from overmind.run.shadow import first_entry, plugins, shadowed
@@ -106,7 +107,7 @@ def _check(connection: socket.socket, parent: Parent, request: messages.Request)
 def _why_not(request: messages.Request, parent: Parent) -> str | None:
     """Why the program cannot be a child of this parent; None if it can."""
     if request.standing != standing():
-        return 'groups, capabilities, cgroup or namespaces are others than those of the warm parent'
+        return 'groups, capabilities, cgroup, namespaces or processors are others than those of the warm parent'
     preloaded, safe = parent.preloaded, bool(getattr(sys.flags, 'safe_path', False))
     first = first_entry(request.program, safe)
     folders = [*parent.own] if first is None else [first, *parent.own]
@@ -125,6 +126,7 @@ class _Keeper:
         self._pid = pid
         self._woken = woken
         self._terminal = terminal
+        self._stopped = False
 
     def run(self) -> None:
         while True:
@@ -139,10 +141,17 @@ class _Keeper:
 
     def _has_ended(self) -> bool:
         while True:
-            pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED)
+            pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid == 0:
                 return False
+            if os.WIFCONTINUED(status):
+                if self._stopped:  # not by way of the caller, which would go on sleeping
+                    self._stopped = False
+                    with contextlib.suppress(OSError):
+                        os.kill(credentials(self._connection)[0], signal.SIGCONT)
+                continue
             if os.WIFSTOPPED(status):
+                self._stopped = True
                 self._tell('stopped', os.WSTOPSIG(status))
                 continue
             self._tell('ended', status)
@@ -160,6 +169,8 @@ class _Keeper:
         if words is None:
             self._kill()
         _, number, group = words
+        if number == signal.SIGCONT:
+            self._stopped = False
         with contextlib.suppress(ProcessLookupError):
             if group:
                 os.killpg(self._pid, number)
@@ -194,4 +205,4 @@ def _learn(parent: Parent, pid: int) -> None:
         if starter.serving(launch.place) != parent.pid:
             return  # the parent was stopped or replaced
         with launch.place.listen(starter.SUCCESSOR) as listening:
-            starter.start(launch._replace(listening=listening.fileno(), warming=warming, replaces=parent.pid, starts=0))
+            starter.start(launch.but(listening=listening.fileno(), warming=warming, replaces=parent.pid, starts=0))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 _WITH_VALUE = 'WX'
 _ENDING = 'cm'
@@ -43,13 +45,20 @@ _UNSERVED_VARIABLES = (
 )
 
 
-class Call(NamedTuple):
+class Call:
     """What was asked for: ``python [options] program [arguments]``."""
 
-    options: list[str]
-    program: list[str]  # [file], ['-m', module], or empty
-    arguments: list[str]
-    letters: list[tuple[str, str]]  # each option with its value
+    def __init__(
+        self,
+        options: list[str],
+        program: list[str],  # [file], ['-m', module], or empty
+        arguments: list[str],
+        letters: list[tuple[str, str]],  # each option with its value
+    ) -> None:
+        self.options = options
+        self.program = program
+        self.arguments = arguments
+        self.letters = letters
 
     @property
     def words(self) -> list[str]:
@@ -72,7 +81,8 @@ def parse(words: Sequence[str]) -> Call:
                 value = word[at:] or (rest.pop(0) if rest else '')
                 if word[1 : at - 1]:
                     options.append('-' + word[1 : at - 1])
-                return Call(options, ['-' + letter, value], rest, [*letters, (letter, value)])
+                program = ['-' + letter, value] if value else ['-' + letter]
+                return Call(options, program, rest, [*letters, (letter, value)])
             if letter in _WITH_VALUE:
                 value = word[at:]
                 options.append(word)
@@ -99,6 +109,8 @@ def why_plain(call: Call, environment: Mapping[str, str]) -> str | None:
     for name in _UNSERVED_VARIABLES:
         if environment.get(name):
             return f'{name} is set'
+    if call.program == ['-m']:
+        return 'the option -m without a module'
     if not call.program or call.program[0] == '-':
         return 'a program from standard input'
     if call.program[0] != '-m' and not os.path.exists(call.program[0]):

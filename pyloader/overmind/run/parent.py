@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass
 
 from overmind.run import blas, keeper, starter
+from overmind.run.before import Before, Changes, applied
+from overmind.run.cached import needed
 from overmind.run.folders import Place, credentials
 from overmind.run.learnt import Learnt, site_folders
 from overmind.run.preload import Preloaded, library_folders, preload
@@ -36,11 +38,12 @@ class Parent:
     openblas: list[str]
     said: tuple[bytes, bytes]  # what imports wrote to standard output and standard error
     streams: tuple[object, object, object]
+    changes: Changes  # of the environment, with which the imports were done
+    before: frozenset[str]  # modules of a new interpreter
 
 
-def serve(launch_fd: int) -> bool:
+def serve(launch_fd: int, before: frozenset[str]) -> bool:
     """Returns in a child only, where the program is to start: whether there is a sitecustomize of the user's."""
-    before = frozenset(name.partition('.')[0] for name in sys.modules)
     launch = starter.Launch.read(launch_fd)
     for fd in (launch.listening, launch.warming):
         if fd >= 0:
@@ -81,16 +84,19 @@ def _user_sitecustomize() -> bool:
 
 
 def _warm(launch: starter.Launch, reads: Reads, before: frozenset[str]) -> Parent:
-    main, learnt = sys.modules['__main__'], Learnt.read(launch.learnt)
+    main, learnt, settings = sys.modules['__main__'], Learnt.read(launch.learnt), Before(launch.learnt)
     sys.argv[1:] = []
     if launch.program[0] != '-m':
         main.__file__ = launch.program[0]  # some libraries take a program without it for an interactive session
     gc.disable()
-    if launch.starts >= _MOST_STARTS:
+    learnt.modules.update(dict.fromkeys(needed(learnt.modules)))
+    names = frozenset(learnt.modules)
+    if launch.starts >= _MOST_STARTS or settings.unsteady:
         learnt.modules.clear()
-    preloaded = preload(learnt, launch.folder, before)
+    with applied(settings.changes):
+        preloaded = preload(learnt, launch.folder, before)
     if preloaded.again:
-        starter.start(launch._replace(starts=launch.starts + 1))
+        starter.start(launch.but(starts=launch.starts + 1))
         os._exit(0)
     gc.enable()
     if launch.program[0] != '-m':
@@ -103,10 +109,25 @@ def _warm(launch: starter.Launch, reads: Reads, before: frozenset[str]) -> Paren
     later = own_folders(sys.path[behind:], libraries)
     ours = [*own, *later, launch.folder, os.path.dirname(launch.learnt)]
     watch = made_of(reads, tuple(os.path.join(path, '') for path in ours), sites)
-    known = frozenset(sys.modules) | frozenset(learnt.modules)
+    if not settings.unsteady:
+        watch.add(settings.path)
+    known = frozenset(sys.modules) | names
     said = (_said(1), _said(2))
     streams = (sys.stdin, sys.stdout, sys.stderr)
-    parent = Parent(launch, os.getpid(), watch, preloaded, known, own, later, blas.loaded(), said, streams)
+    parent = Parent(
+        launch=launch,
+        pid=os.getpid(),
+        watch=watch,
+        preloaded=preloaded,
+        known=known,
+        own=own,
+        later=later,
+        openblas=blas.loaded(),
+        said=said,
+        streams=streams,
+        changes=settings.changes,
+        before=before,
+    )
     _describe(parent, learnt)
     return parent
 

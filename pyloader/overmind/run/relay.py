@@ -11,9 +11,12 @@ import signal
 import socket
 import termios
 import tty
-from typing import Any, NoReturn
 
 from overmind.run import messages
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 _PASSED = ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT', 'SIGUSR1', 'SIGUSR2', 'SIGTSTP', 'SIGWINCH', 'SIGCONT', 'SIGALRM')
 _OF_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH)

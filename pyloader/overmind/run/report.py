@@ -6,13 +6,17 @@ import marshal
 import os
 import sys
 import time
-from typing import Any
 
 from overmind.run import starter
+from overmind.run.before import Before
 from overmind.run.client import Unserved, launch_for
 from overmind.run.folders import NoFolder, Place, credentials, last_used, places
 from overmind.run.learnt import Learnt
 from overmind.run.options import Call
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def show() -> int:
@@ -62,6 +66,9 @@ def explain(call: Call) -> int:
     print(f'learnt in earlier runs: {len(learnt.modules)} modules, {launch.learnt}')
     tops = dict.fromkeys(name.partition('.')[0] for name in learnt.wanted)
     print(f'imported in advance: {len(learnt.wanted)} modules of {", ".join(tops) or "none"}')
+    settings = Before(launch.learnt).about()
+    if settings:
+        print(settings)
     for name, why in learnt.modules.items():
         if why is not None:
             print(f'not imported in advance: {name} {why}')

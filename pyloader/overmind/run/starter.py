@@ -8,31 +8,55 @@ import marshal
 import os
 import signal
 import socket
-from typing import NamedTuple
 
 from overmind.run.folders import Place, credentials, places
+
+TYPE_CHECKING = False  # as in messages.py
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 SOCKET = 'socket'
 SUCCESSOR = 'successor'
 
 
-class Launch(NamedTuple):
+class Launch:
     """All that a warm parent is told when it starts."""
 
-    python: str
-    options: list[str]
-    program: list[str]
-    environment: dict[str, str]
-    cwd: str
-    folder: str
-    learnt: str  # path of the list of what its program imports
-    root: str  # the folder that the package overmind is in
-    idle_seconds: float
-    listening: int = -1
-    warming: int = -1  # the lock of a successor, held until it has taken over
-    up: int = -1  # the end of a pipe, closed when the parent itself has called listen()
-    replaces: int = 0  # the process that a successor takes over from
-    starts: int = 0  # how many times it has been started to leave something out
+    def __init__(
+        self,
+        python: str,
+        options: list[str],
+        program: list[str],
+        environment: dict[str, str],
+        cwd: str,
+        folder: str,
+        learnt: str,  # path of the list of what its program imports
+        root: str,  # the folder that the package overmind is in
+        idle_seconds: float,
+        listening: int = -1,
+        warming: int = -1,  # the lock of a successor, held until it has taken over
+        up: int = -1,  # the end of a pipe, closed when the parent itself has called listen()
+        replaces: int = 0,  # the process that a successor takes over from
+        starts: int = 0,  # how many times it has been started to leave something out
+    ) -> None:
+        self.python = python
+        self.options = options
+        self.program = program
+        self.environment = environment
+        self.cwd = cwd
+        self.folder = folder
+        self.learnt = learnt
+        self.root = root
+        self.idle_seconds = idle_seconds
+        self.listening = listening
+        self.warming = warming
+        self.up = up
+        self.replaces = replaces
+        self.starts = starts
+
+    def but(self, **changes: int) -> Launch:
+        """Another one, with some numbers changed."""
+        return Launch(**{**vars(self), **changes})
 
     @staticmethod
     def read(fd: int) -> Launch:
@@ -62,7 +86,7 @@ def obtain(launch: Launch, most: int, stale: int | None) -> socket.socket | None
         if connection is None or credentials(connection)[0] == stale:
             _make_room(place, most)
             with place.listen(SOCKET) as listening:
-                start(launch._replace(listening=listening.fileno()))
+                start(launch.but(listening=listening.fileno()))
             connection = place.connect()
     return connection
 
@@ -118,7 +142,8 @@ def start(launch: Launch) -> None:
     if pid == 0:
         try:
             os.setsid()
-            _spawn(launch._replace(up=writing))
+            if os.fork() == 0:
+                _become(launch.but(up=writing))
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
@@ -127,12 +152,12 @@ def start(launch: Launch) -> None:
     os.close(reading)
 
 
-def _spawn(launch: Launch) -> None:
+def _become(launch: Launch) -> NoReturn:
     place = launch.place
     boot = os.path.join(os.path.dirname(__file__), 'boot')
     passed = os.memfd_create('overmind-run', 0)
     with open(passed, 'wb', closefd=False) as file:
-        marshal.dump(launch._asdict(), file)
+        marshal.dump(vars(launch), file)
     environment = dict(launch.environment)
     path = environment.get('PYTHONPATH')
     environment['PYTHONPATH'] = f'{boot}{os.pathsep}{path}' if path else boot
@@ -142,15 +167,13 @@ def _spawn(launch: Launch) -> None:
             os.set_inheritable(fd, fd in (passed, launch.listening, launch.warming, launch.up))
     os.chdir(launch.cwd)
     output = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-    os.posix_spawn(
-        launch.python,
-        [launch.python, *launch.options, *launch.program],
-        environment,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, place.path('output'), output, 0o600),
-            (os.POSIX_SPAWN_OPEN, 2, place.path('errors'), output, 0o600),
-        ],
-        setsigmask=(),
-        setsigdef=[number for number in signal.valid_signals() if number not in (signal.SIGKILL, signal.SIGSTOP)],
-    )
+    files = ((os.devnull, os.O_RDONLY), (place.path('output'), output), (place.path('errors'), output))
+    for fd, (path, how) in enumerate(files):
+        os.dup2(os.open(path, how, 0o600), fd)
+        os.set_inheritable(fd, True)
+    for number in signal.valid_signals():
+        with contextlib.suppress(OSError):  # that of KILL and STOP stays
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # Not posix_spawn: glibc would have the parent, and all its children, ignore a signal of its own.
+    os.execve(launch.python, [launch.python, *launch.options, *launch.program], environment)

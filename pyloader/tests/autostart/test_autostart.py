@@ -58,7 +58,7 @@ def daemon(place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Callable[
         program.write_text(HEAD.format(python=sys.executable, starts=str(place.tmp / 'starts')) + script)
         program.chmod(0o755)
 
-    monkeypatch.setattr(autostart, '_mount_owner', owner)
+    monkeypatch.setattr(autostart, 'mount_owner', owner)
     return install
 
 
@@ -164,7 +164,7 @@ def test_lock_is_not_followed(place: SimpleNamespace, daemon: Callable[[str], No
 
 
 def test_mount_of_somebody_else(place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autostart, '_mount_owner', lambda folder: os.geteuid() + 1)
+    monkeypatch.setattr(autostart, 'mount_owner', lambda folder: os.geteuid() + 1)
     with pytest.raises(StoreError, match='belongs to uid'):
         autostart.ensure_root(WANTED)
 
@@ -227,7 +227,7 @@ def test_mount_table(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             'builtins.open', lambda path, *a, **k: real(f.name if path == '/proc/self/mountinfo' else path, *a, **k)
         )
-        assert [autostart._mount_owner(p) for p in ('/a b', '/c', '/d', '/e')] == [7, None, None, None]
+        assert [autostart.mount_owner(p) for p in ('/a b', '/c', '/d', '/e')] == [7, None, None, None]
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def real(place: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Si
         pytest.skip('no overmind-fs built, or no FUSE here')
     monkeypatch.setenv('PATH', os.path.dirname(REAL) + ':/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin')
     yield place
-    while autostart._mount_owner(place.folder) is not None:
+    while autostart.mount_owner(place.folder) is not None:
         if subprocess.run([REAL, 'umount', place.folder]).returncode:
             subprocess.run(['umount', '-l', place.folder], check=True)
 
@@ -251,6 +251,6 @@ def test_real_daemon(real: SimpleNamespace) -> None:
     for process in processes:
         process.join()
     assert got == [real.folder] * 20
-    assert autostart._mount_owner(real.folder) == os.geteuid()
+    assert autostart.mount_owner(real.folder) == os.geteuid()
     with open('/proc/self/mountinfo') as table:
         assert sum(f' {real.folder} ' in line for line in table) == 1

@@ -289,9 +289,8 @@ def offer(root: pathlib.Path, **features: bool) -> None:
     ],
 )
 def test_which_way(tmp_path: pathlib.Path, access: str, features: dict[str, bool] | None, way: str) -> None:
-    for name in ('pipelines', 'staging', 'locks'):
-        (tmp_path / name).mkdir()
     if features is not None:
+        (tmp_path / 'pipelines').mkdir()
         offer(tmp_path, **features)
     store = Store(str(tmp_path), 3, access)
     assert store.read('a') is None

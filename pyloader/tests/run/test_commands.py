@@ -44,6 +44,7 @@ def test_command_lines_are_split_as_python_does(
         ('--version', {}, 'the option --version'),
         ('', {}, 'a program from standard input'),
         ('-', {}, 'a program from standard input'),
+        ('-u -m', {}, 'the option -m without a module'),
         ('no_such_file.py', {}, 'there is no no_such_file.py'),
         ('-m x', {'PYTHONTRACEMALLOC': '1'}, 'PYTHONTRACEMALLOC is set'),
         ('-m x', {'PYTHONINSPECT': ''}, None),
@@ -63,25 +64,24 @@ def test_plain_python_says_why_and_is_python(bench: Bench) -> None:
     assert not bench.listed()
 
 
-def test_the_command_starts_without_libraries() -> None:
-    """What it imports, to the point where it connects: nothing that takes long."""
-    code = 'import sys; old = set(sys.modules); import overmind.run.client; print(*sorted(set(sys.modules) - old))'
+def test_the_command_starts_without_libraries(bench: Bench) -> None:
+    """What has been imported when the run is handed over: nothing installed, and nothing that takes long."""
+    bench.write('app.py', '')
+    output(bench.warm('app.py'))
+    code = (
+        'import sys; from overmind.run import command, relay; sys.argv = ["overmind", "run", "app.py"]\n'
+        'relay.Relay.run = lambda self: sys.exit(" ".join(sorted(sys.modules)))\ncommand.main()'
+    )
     line = [sys.executable, '-I', '-S', '-c', f'import sys; sys.path.insert(0, {str(PACKAGE)!r}); {code}']
-    names = subprocess.run(line, capture_output=True, text=True, check=True).stdout.split()
-    slow = {
-        'argparse',
-        'asyncio',
-        'dataclasses',
-        'hashlib',
-        'importlib.metadata',
-        'inspect',
-        'json',
-        'logging',
-        'pathlib',
-    }
-    assert not slow.intersection(names)
-    assert 'subprocess' not in names
-    assert len(names) < 60
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=bench.work, env=bench.environment)
+    names = set(done.stderr.split())
+    assert 'overmind.run.client' in names, done.stderr
+    assert {n.partition('.')[0] for n in names} - {'__main__'} <= {*sys.stdlib_module_names, 'overmind'}
+    ours = {'overmind', 'overmind.private'} | {n for n in names if n.startswith('overmind.run')}
+    assert {n for n in names if n.startswith('overmind')} == ours
+    slow = 'argparse ast asyncio dataclasses hashlib importlib.metadata inspect json logging pathlib re subprocess'
+    assert not names.intersection([*slow.split(), 'tempfile', 'threading', 'typing', 'warnings'])
+    assert len(names) < 90
 
 
 def test_list_and_stop(bench: Bench) -> None:
@@ -136,4 +136,5 @@ def test_sockets_are_private(bench: Bench) -> None:
 
 
 def test_explain_of_a_plain_run(bench: Bench) -> None:
+    assert output(bench.warm('--explain')) == (1, '', 'overmind run: --explain needs a program\n')
     assert output(bench.warm('--explain', '-c', 'pass')) == (0, 'as plain python: the option -c\n', '')

@@ -105,6 +105,17 @@ def test_random_states_are_fresh(bench: Bench) -> None:
     assert len({output(bench.warm('app.py'))[1] for _ in range(5)}) == 5
 
 
+def test_the_generator_of_torch_is_seeded_anew(bench: Bench) -> None:
+    """A stand-in for torch: the real one takes its seed from the system when it is loaded."""
+    (bench.site / 'torch.py').write_text(
+        'import os\nclass Generator:\n    def seed(self): self.value = os.urandom(8)\n'
+        'default_generator = Generator()\ndefault_generator.seed()\n'
+    )
+    bench.write('app.py', 'import toylib, torch\nprint(torch.default_generator.value)')
+    bench.warm_up('app.py', modules=3)
+    assert len({output(bench.warm('app.py'))[1] for _ in range(5)}) == 5
+
+
 def test_numpy_has_the_threads_and_the_randomness_of_a_new_process(bench: Bench) -> None:
     pytest.importorskip('numpy')
     bench.write(

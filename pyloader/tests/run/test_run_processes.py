@@ -90,6 +90,35 @@ def test_a_stopped_program_stops_its_caller_and_goes_on_with_it(warm: Bench) -> 
     run.communicate()
 
 
+def test_a_program_that_is_stopped_and_continued_by_its_own_number(warm: Bench) -> None:
+    warm.write('app.py', SHOW + SLEEPER)
+    run = warm.start('app.py', 'SIGUSR1')
+    pid = child(warm, run)
+    assert line(run) == 'ready'
+    os.kill(pid, signal.SIGSTOP)
+    warm.wait_for(lambda: state(pid) == 'T' and state(run.pid) == 'T')
+    os.kill(pid, signal.SIGCONT)
+    warm.wait_for(lambda: state(pid) != 'T' and state(run.pid) != 'T')
+    run.send_signal(signal.SIGUSR1)
+    assert line(run) == 'SIGUSR1'
+    run.kill()
+    run.communicate()
+
+
+def test_a_limit_of_the_size_of_files(warm: Bench) -> None:
+    limit = (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    done = warm.warm('quick.py', preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    assert (done.returncode, done.stdout.strip().isdigit()) == (0, True)
+    assert done.stderr == b'overmind run: as plain python: the call cannot be passed on: File too large\n'
+
+
+def test_the_scheduling_class_is_the_callers(warm: Bench) -> None:
+    warm.write('app.py', 'import os, toylib\nprint(os.sched_getscheduler(0))')
+    batch = {'preexec_fn': lambda: os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))}
+    for more in (batch, {}, batch):
+        assert output(warm.warm('app.py', **more)) == output(warm.python('app.py', **more))
+
+
 def test_a_killed_caller_takes_its_program_down(warm: Bench) -> None:
     warm.write('app.py', SHOW + 'import subprocess\nsubprocess.run(["sleep", "1000"])\n')
     run = warm.start('app.py')
@@ -220,6 +249,29 @@ def test_the_process_is_the_callers(bench: Bench) -> None:
     assert 'None' in expected[1]
     for _ in range(2):
         assert output(bench.warm('app.py', **more)) == expected
+
+
+def test_a_parent_whose_standing_has_changed_does_not_serve(warm: Bench) -> None:
+    """Whatever the kernel keeps of a process: the affinity is what a test can change from outside."""
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip('one processor only')
+    os.sched_setaffinity(warm.parent(), {min(allowed)})
+    code, out, error = output(warm.warm('quick.py'))
+    assert (code, out.strip().isdigit()) == (0, True)
+    assert error == (
+        'overmind run: as plain python: groups, capabilities, cgroup, namespaces or processors are others than those '
+        'of the warm parent\n'
+    )
+
+
+def test_other_groups_have_another_parent(warm: Bench) -> None:
+    if os.geteuid() != 0:
+        pytest.skip('only root can change its groups')
+    warm.write('app.py', 'import os, toylib\nprint(os.getgroups())')
+    for groups in ([], [4321], []):
+        more = {'preexec_fn': lambda groups=groups: os.setgroups(groups)}
+        assert output(warm.warm('app.py', **more)) == (0, f'{groups}\n', '')
 
 
 def test_an_early_closed_pipe(bench: Bench) -> None:

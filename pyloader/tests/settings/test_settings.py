@@ -54,6 +54,7 @@ def test_defaults(said: list[str]) -> None:
         ('POPULATE', 'yes', 'populate', True),
         ('FILL', 'Subprocess', 'fill', 'subprocess'),
         ('FILL', '', 'fill', 'inline'),
+        ('DROP_SOURCES', '1', 'drop_sources', True),
     ],
 )
 def test_good(

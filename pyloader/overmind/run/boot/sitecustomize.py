@@ -16,11 +16,12 @@ def _serve() -> bool:
     sys.path.remove(boot)
     sys.path_importer_cache.pop(boot, None)
     del sys.modules['sitecustomize']
+    before = frozenset(sys.modules)
     sys.path.insert(0, root)
     import overmind.run.parent
 
     sys.path.remove(root)
-    return overmind.run.parent.serve(int(launch))
+    return overmind.run.parent.serve(int(launch), before)
 
 
 try:

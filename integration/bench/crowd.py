@@ -1,0 +1,66 @@
+"""Eight processes that rebuild at once: their CPU time against that of one alone, and while another pipeline fills."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from integration.bench.caches import Cache
+from integration.bench.memory import start_waiting
+from integration.bench.opponents import OURS
+from integration.bench.workloads import Workload
+from integration.harness.conversation import Conversation
+from integration.harness.progress import progress
+
+PROCESSES = 8
+_ALONE = 3
+
+
+def measure(workload: Workload, other: Workload, cache: Cache, size: str) -> dict[str, Any]:
+    """``workload`` is cached already; ``other`` is not, and is evicted by whoever comes next.
+
+    CPU seconds of a load: ``alone`` (the median of a few processes), ``together`` (the sum of eight), ``filling`` (the
+    sum of eight while ``other`` fills); ``wall`` and ``wall_filling``: until the last of the eight is ready.
+    """
+    root = cache.root
+    with progress('crowd: one process at a time'):
+        alone = [_answers([start_waiting(workload, OURS, root, size)])[0] for _ in range(_ALONE)]
+    with progress(f'crowd: {PROCESSES} processes at once'):
+        together = _answers([start_waiting(workload, OURS, root, size) for _ in range(PROCESSES)])
+    with progress(f'crowd: {PROCESSES} processes while another fills'):
+        filler = start_waiting(other, OURS, root, size)
+        meanwhile = _answers([start_waiting(workload, OURS, root, size) for _ in range(PROCESSES)], filler)
+    return {
+        'processes': PROCESSES,
+        'alone': statistics.median(answer['cpu'] for answer in alone),
+        'together': sum(answer['cpu'] for answer in together),
+        'filling': sum(answer['cpu'] for answer in meanwhile),
+        'wall': _wall(together),
+        'wall_filling': _wall(meanwhile),
+    }
+
+
+def _wall(answers: list[dict[str, Any]]) -> float:
+    last: float = max(answer['ready_at'] - answer['asked_at'] for answer in answers)
+    return last
+
+
+def _answers(programs: list[Conversation], filler: Conversation | None = None) -> list[dict[str, Any]]:
+    """Of programs that all load at the same moment, ``filler`` just before them."""
+    with ExitStack() as stack:
+        for program in [*programs, *([filler] if filler else [])]:
+            stack.enter_context(program)
+            program.read()
+        if filler:
+            filler.send()
+            # Into the load, which takes seconds.
+            time.sleep(1)
+        asked = time.clock_gettime(time.CLOCK_MONOTONIC)
+        for program in programs:
+            program.send()
+        answers = [program.read() for program in programs]
+        if filler:
+            filler.read()
+    return [{**answer, 'asked_at': asked} for answer in answers]

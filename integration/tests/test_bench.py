@@ -1,0 +1,87 @@
+"""The benchmark: what it computes from what it measured, and that it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.bench import promises
+from integration.bench.figures import break_even, figures
+from integration.bench.measure import Timing
+from integration.bench.opponents import OURS, PLAIN
+from integration.bench.report import Results, as_json, text
+from integration.bench.workloads import WORKLOADS
+from integration.harness.places import REPOSITORY
+
+WORKLOAD = WORKLOADS[0]
+
+
+def result(**seconds: float) -> dict[str, Any]:
+    return {
+        'seconds': {'import': 7.0, **seconds},
+        'whole': 8.0,
+        'before': {},
+        'after': {'peak': 10, 'pss': 5, 'huge': 9},
+        'bytes': 10,
+    }
+
+
+def timings(plain: float, hit: float, fill: float) -> list[Timing]:
+    return [
+        Timing(WORKLOAD, PLAIN, runs=[result(load=plain, touch=0.5)]),
+        Timing(WORKLOAD, OURS, fills=[result(load=fill)], runs=[result(patch=0.01, load=hit, touch=0.25)]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ('plain', 'hit', 'fill', 'loads'), [(2.0, 0.25, 10.0, 4.875), (2.0, 0.25, 1.0, 1.0), (0.1, 0.5, 10.0, None)]
+)
+def test_fill_has_paid_for_itself(plain: float, hit: float, fill: float, loads: float | None) -> None:
+    """Ten seconds and then half a second each, against two and a half each."""
+    assert break_even(*timings(plain, hit, fill)) == loads
+
+
+def test_figures_are_ratios_of_medians() -> None:
+    found = figures(timings(2.0, 0.25, 10.0), [], {}, {}, {}, memcpy=0.1)
+    assert found['a.rebuild.plain'] == 8
+    assert found['a.touch.plain'] == 2
+    assert found['a.fill.plain'] == 5
+    assert found['a.fill.copies'] == 8
+    assert found['patch.ms'] == 10
+
+
+def test_promise_that_is_not_kept_is_named() -> None:
+    (promise,) = (one for one in promises.promises() if one.name == 'a.rebuild.plain')
+    assert promises.broken({'a.rebuild.plain': promise.limit}) == []
+    (problem,) = promises.broken({'a.rebuild.plain': promise.limit * 0.9})
+    assert promise.what in problem
+
+
+def test_limits_are_no_stricter_than_promises() -> None:
+    for promise in promises.promises():
+        assert promise.keeps(promise.promised, promise.limit), promise
+
+
+def test_failure_is_in_the_table_and_in_the_json() -> None:
+    failed = Timing(WORKLOAD, OURS, failure='it does not run here')
+    results = Results('tiny', 'bench', timings=[failed])
+    assert 'a, overmind-fs: it does not run here' in text(results)
+    assert as_json(results)['timings'][0]['failure'] == 'it does not run here'
+
+
+def test_benchmark_of_a_tiny_model(tmp_path: Path) -> None:
+    output = tmp_path / 'figures.json'
+    line = [sys.executable, '-m', 'integration.bench', '--size=tiny', '--only=times', '--workloads=c', '--repeat=1']
+    line += ['--opponents=plain,overmind-fs', f'--output={output}']
+    done = subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(output.read_text())
+    assert [(one['opponent'], one['failure']) for one in measured['timings']] == [('plain', ''), ('overmind-fs', '')]
+    assert {'import', 'patch', 'load', 'touch'} <= measured['timings'][1]['stages'].keys()
+    assert measured['timings'][1]['fill']['median'] > 0
+    assert 'c.rebuild.plain' in measured['figures']
