@@ -187,8 +187,23 @@ test-py: venv ## the loader, on a plain directory
 test-abi: | need-uv need-compiler ## one binary of the helper on the oldest and the newest Python and torch
 	PATH="$(dir $(UV)):$$PATH" cext/test_matrix.sh
 
+# For the tests of daemons without privileges, which skip without it. As root, since it has to be setuid root.
+.PHONY: fusermount
+fusermount: $(WORK)/fuse3/bin/fusermount3 ## fusermount3 of the distribution, unless it is installed
+
+$(WORK)/fuse3/bin/fusermount3:
+	@mkdir -p $(WORK)/fuse3
+	@if command -v fusermount3 >/dev/null; then \
+		mkdir -p $(@D) && cp "$$(command -v fusermount3)" $@ && chmod 4755 $@; \
+	elif command -v apt-get >/dev/null && (cd $(WORK)/fuse3 && apt-get download --quiet=2 fuse3 2>/dev/null) \
+		&& dpkg -x $(WORK)/fuse3/fuse3_*.deb $(WORK)/fuse3; then \
+		chmod 4755 $@; \
+	else \
+		echo 'no fusermount3: some tests will be skipped (apt-get install fuse3)'; \
+	fi
+
 .PHONY: test-e2e
-test-e2e: build venv ## real mounts, real processes, faults
+test-e2e: build venv fusermount ## real mounts, real processes, faults
 	$(PY) -m pytest -c integration/pyproject.toml --rootdir integration integration/tests
 
 .PHONY: test-e2e-ways

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"runtime/debug"
 	"sync"
 	"syscall"
@@ -66,13 +65,11 @@ func New(opts Options) (*Mount, error) {
 	}
 	t.metrics = newMetrics(t)
 	t.pruner = &pruner{after: pruneAfter, seen: map[string]time.Time{}}
-	var err error
-	root := os.Geteuid() == 0
-	if !root {
-		if err = mayMount(); err != nil {
-			return nil, err
-		}
+	err := MayMount(opts.Dir, opts.AllowOther)
+	if err != nil {
+		return nil, err
 	}
+	direct := mountsItself()
 	options := []string{}
 	if opts.Served {
 		options = append(options, fmt.Sprintf("user_id=%d", opts.UID), fmt.Sprintf("group_id=%d", opts.GID))
@@ -91,7 +88,7 @@ func New(opts Options) (*Mount, error) {
 			Name:              subtype,
 			Options:           options,
 			AllowOther:        opts.AllowOther || opts.Served,
-			DirectMountStrict: root,
+			DirectMountStrict: direct,
 			MaxWrite:          1 << 20,
 			MaxBackground:     64,
 			MaxStackDepth:     1, // a passthrough file must not itself be stacked; memfds are not
@@ -108,7 +105,7 @@ func New(opts Options) (*Mount, error) {
 		done: make(chan struct{}), mounted: make(chan struct{}), superseded: make(chan struct{}),
 	}
 	mountPoint := opts.Dir
-	if root && !opts.Detached {
+	if direct && !opts.Detached {
 		pin, err := pinFolder(opts.Dir)
 		if err != nil {
 			return nil, fmt.Errorf("mount %s: %w", opts.Dir, err)
@@ -135,7 +132,7 @@ func New(opts Options) (*Mount, error) {
 		if socket != nil {
 			socket.Close()
 		}
-		return nil, fmt.Errorf("mount %s: %w", opts.Dir, err)
+		return nil, fmt.Errorf("mount %s: %w", opts.Dir, refused(err))
 	}
 	// Before the first request is served, so that all handles of the mount agree.
 	t.passthrough = active(probePassthrough(server, opts.Passthrough))

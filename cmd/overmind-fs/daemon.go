@@ -52,6 +52,9 @@ func (o MountOptions) Run(ctx context.Context) error {
 	defer watcher.Close() //nolint:staticcheck // does nothing where there is none
 
 	calls := store.NewOS()
+	if err := store.ProbeMemfd(calls); err != nil {
+		return err
+	}
 	hugeErr := store.ProbeHugePages(calls)
 	options := store.Options{
 		MaxBytes: o.MaxBytes, MaxEntries: o.MaxEntries, MaxFiles: maxFiles, TTL: o.TTL,

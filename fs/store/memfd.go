@@ -27,6 +27,18 @@ func newMemfd(os *OS, name string) (int, error) {
 	return fd, nil
 }
 
+// ProbeMemfd returns nil when there can be arenas at all.
+func ProbeMemfd(os OS) error {
+	fd, err := newMemfd(&os, "overmind-probe")
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) {
+		return fmt.Errorf("%w: the cache is made of memfds; a seccomp profile may forbid them (docker: --security-opt seccomp=unconfined)", err)
+	}
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
 // sealed says whether fd has all base seals.
 func sealed(os *OS, fd int) (bool, error) {
 	seals, err := os.GetSeals(fd)

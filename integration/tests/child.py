@@ -24,9 +24,12 @@ from integration.harness import forkserver
 from integration.program import digest, memory
 from integration.tests import loaders
 from integration.tests.limits import LIMITS
+from integration.tests.spaces import SPACES
 from integration.tests.stages import stop_at
 
 _loaded: Any = None
+# What a load imports; a child may be a user by then who may not read these files.
+_LATER = ('overmind.cache', 'overmind.control.client', 'overmind.fill', 'overmind.restore', 'torch.utils.dlpack')
 
 
 def _tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -139,12 +142,13 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     'again': _again,
     'stop_at': stop_at,
     **LIMITS,
+    **SPACES,
 }
 
 
 def main() -> None:
     if sys.argv[1:]:
-        for name in ('overmind.cache', 'overmind.fill', 'overmind.restore', 'torch.utils.dlpack'):
+        for name in _LATER:
             importlib.import_module(name)
         if not forkserver.serve(int(sys.argv[1])):
             return

@@ -62,8 +62,8 @@ type mountCheck struct {
 var machineChecks = []machineCheck{
 	{"environment", environment},
 	{"kernel", kernel},
-	{"fuse", fuseDevice},
-	{"fusermount", fusermount},
+	{"mounting", mounting},
+	{"fuse.conf", fuseConf},
 	{"shell limits", shellLimits},
 	{"swap", swap},
 	{"overcommit", overcommit},

@@ -16,13 +16,12 @@ const daemonPID = 42
 // healthyMachine has a /proc in which nothing is wrong.
 func healthyMachine(t *testing.T) Machine {
 	t.Helper()
-	m := Machine{Root: t.TempDir(), Kernel: "6.12.1-generic", UID: 1000, Helper: true, CacheRoot: "/mnt/o", Version: "v1"}
+	m := Machine{Root: t.TempDir(), Kernel: "6.12.1-generic", UID: 1000, CacheRoot: "/mnt/o", Version: "v1"}
 	m.Env = map[string]string{}
 	limits := "Limit                     Soft Limit           Hard Limit           Units     \n" +
 		"Max open files            20000                20000                files     \n" +
 		"Max address space         unlimited            unlimited            bytes     \n"
 	for name, text := range map[string]string{
-		"dev/fuse":                      "",
 		"etc/fuse.conf":                 "# mount_max = 1000\nuser_allow_other\n",
 		"proc/meminfo":                  "MemTotal: 33554432 kB\nMemAvailable: 25165824 kB\n", // 32 and 24 GiB
 		"proc/swaps":                    "Filename Type Size Used Priority\n",
@@ -101,11 +100,9 @@ func TestFindings(t *testing.T) {
 			machine: func(_ *testing.T, m *Machine) { m.Kernel = "6.8.0-40" }},
 		{name: "older kernel", severity: Warning, check: "kernel", what: "no huge pages", fix: "6.9",
 			machine: func(_ *testing.T, m *Machine) { m.Kernel = "5.15.0" }},
-		{name: "no device", severity: Note, check: "fuse", what: "dev/fuse", fix: "modprobe fuse",
-			machine: func(t *testing.T, m *Machine) { remove(t, m, "dev/fuse") }},
-		{name: "no helper", severity: Note, check: "fusermount", what: "fusermount3", fix: "apt-get install fuse3",
-			machine: func(_ *testing.T, m *Machine) { m.Helper = false }},
-		{name: "no user_allow_other", severity: Note, check: "fusermount", what: "user_allow_other", fix: "fuse.conf",
+		{name: "may not mount", severity: Note, check: "mounting", what: "no device", fix: "make one",
+			machine: func(_ *testing.T, m *Machine) { m.Mounting = cannotMount }},
+		{name: "no user_allow_other", severity: Note, check: "fuse.conf", what: "user_allow_other", fix: "fuse.conf",
 			machine: func(t *testing.T, m *Machine) { write(t, *m, "etc/fuse.conf", "#user_allow_other\n") }},
 		{name: "shell", severity: Warning, check: "shell limits", what: "1.0 GiB of address space, the largest arena needs 2.0 GiB",
 			fix: "ulimit -v unlimited", machine: func(t *testing.T, m *Machine) {
@@ -252,21 +249,14 @@ func TestFindings(t *testing.T) {
 	}
 }
 
-func remove(t *testing.T, m *Machine, name string) {
-	t.Helper()
-	if err := os.Remove(m.path(name)); err != nil {
-		t.Fatal(err)
-	}
-}
+var cannotMount = &overmindfs.MissingError{What: "no device", Fix: "make one"}
 
 // Without a mount that answers, what keeps one from being made is an error. The worst findings come first.
 func TestWithoutAMount(t *testing.T) {
 	m := healthyMachine(t)
-	m.CacheRoot, m.Helper = "", false
-	remove(t, &m, "dev/fuse")
+	m.CacheRoot, m.Mounting = "", cannotMount
 	r := Examine(m, nil)
-	if len(r.Findings) != 3 || r.Findings[0].Severity != Error || r.Findings[1].Severity != Error || r.Findings[2].Severity != Note ||
-		r.Problems() != 2 {
+	if len(r.Findings) != 2 || r.Findings[0].Severity != Error || r.Findings[1].Severity != Note || r.Problems() != 1 {
 		t.Errorf("%+v", r.Findings)
 	}
 }

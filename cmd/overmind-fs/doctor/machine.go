@@ -1,14 +1,16 @@
 package doctor
 
 import (
+	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
 	"github.com/dustin/go-humanize"
 	"golang.org/x/sys/unix"
+
+	overmindfs "overmind-fs/fs"
 )
 
 // Machine is what is looked at besides the mounts.
@@ -16,7 +18,7 @@ type Machine struct {
 	Root       string // where /proc, /sys, /etc and /dev are
 	Kernel     string // as uname -r says
 	UID        int
-	Helper     bool              // fusermount3 is there
+	Mounting   error             // what this process lacks to mount
 	Env        map[string]string // of the shell
 	CacheRoot  string            // what --root or OVERMIND_ROOT says
 	Version    string            // of this program
@@ -37,11 +39,7 @@ func ThisMachine() (Machine, error) {
 		key, value, _ := strings.Cut(e, "=")
 		m.Env[key] = value
 	}
-	for _, helper := range []string{"fusermount3", "fusermount"} {
-		if _, err := exec.LookPath(helper); err == nil {
-			m.Helper = true
-		}
-	}
+	m.Mounting = overmindfs.MayMount("", false)
 	return m, nil
 }
 
@@ -105,51 +103,30 @@ func kernel(m Machine) []Finding {
 	return nil
 }
 
-func fuseDevice(m Machine) []Finding {
-	f, err := os.OpenFile(m.path("dev/fuse"), os.O_RDWR, 0)
-	if err == nil {
-		_ = f.Close()
+// mounting says what this user lacks to mount.
+func mounting(m Machine) []Finding {
+	var missing *overmindfs.MissingError
+	if !errors.As(m.Mounting, &missing) {
 		return nil
 	}
-	bad := Finding{
-		Severity: Error, What: err.Error(), Cost: "nothing can be mounted by this user; a plain folder works, without budget, pins and seals",
-		Fix: "sudo chmod 666 /dev/fuse",
-	}
-	if os.IsNotExist(err) {
-		bad.Fix = "sudo modprobe fuse; in a container: --device /dev/fuse"
+	f := Finding{
+		Severity: Error, What: missing.What, Fix: missing.Fix,
+		Cost: "this user cannot mount a cache; a plain folder works, without budget, pins and seals",
 	}
 	if m.answering {
-		bad.Severity = Note // somebody else has mounted
+		f.Severity = Note // somebody else has mounted
 	}
-	return []Finding{bad}
+	return []Finding{f}
 }
 
-func fusermount(m Machine) []Finding {
-	if m.UID == 0 {
+func fuseConf(m Machine) []Finding {
+	if m.UID == 0 || overmindfs.AllowsOther(m.path("etc/fuse.conf")) {
 		return nil
 	}
-	var found []Finding
-	if !m.Helper {
-		severity := Error
-		if m.answering {
-			severity = Note
-		}
-		found = append(found, Finding{
-			Severity: severity, What: "fusermount3 is missing", Cost: "only root can mount and unmount",
-			Fix: "sudo apt-get install fuse3",
-		})
-	}
-	allowed := false
-	for line := range strings.Lines(m.read("etc/fuse.conf")) {
-		allowed = allowed || strings.TrimSpace(line) == "user_allow_other"
-	}
-	if !allowed {
-		found = append(found, Finding{
-			Severity: Note, What: "/etc/fuse.conf has no user_allow_other", Cost: "mount --allow-other is for root only",
-			Fix: "echo user_allow_other | sudo tee -a /etc/fuse.conf",
-		})
-	}
-	return found
+	return []Finding{{
+		Severity: Note, What: "/etc/fuse.conf has no user_allow_other", Cost: "mount --allow-other is for root only",
+		Fix: "echo user_allow_other | sudo tee -a /etc/fuse.conf",
+	}}
 }
 
 // shellLimits looks at what programs started here inherit.

@@ -1,0 +1,150 @@
+"""Clients in containers: other mount, PID, network and user namespaces that see the cache as a bind-mounted folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.harness.daemon import Daemon, detach
+from integration.harness.holdings import SharedMemory, status
+from integration.harness.places import REPOSITORY
+from integration.tests.conftest import WAYS, ForkChild
+from integration.tests.loaders import LARGE_BYTES
+from integration.tests.spaces import Space
+
+INSIDE = Path('/cache/mnt')
+OTHERS = ('--pid', '--fork', '--net', '--ipc', '--uts')
+KINDS = 'mnt,pid,net,ipc,uts'
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[Path]:
+    """The mount's parent: a mount of its own whose mounts and unmounts reach its copies, as systemd has it for all."""
+    if os.geteuid() != 0:
+        pytest.skip('only root can make containers')
+    folder = tmp_path / 'cache'
+    folder.mkdir()
+    for words in (['--bind', str(folder), str(folder)], ['--make-shared', str(folder)]):
+        done = subprocess.run(['mount', *words], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f'no bind mount: {done.stderr.strip()}')
+    try:
+        yield folder
+    finally:
+        detach(folder)
+
+
+def furnish(parent: Path, sockets: Path | None = None) -> str:
+    """A script that makes the root of a container: the programs, an empty /tmp and /run, and the cache's parent."""
+    new = parent.with_name('container')
+    binds = dict.fromkeys(
+        str(Path(p).resolve()) for p in ('/usr', sys.base_prefix, sys.prefix, REPOSITORY) if Path(p).exists()
+    )
+    lines = [f'mkdir -p {new}', f'mount -t tmpfs container {new}']
+    for path in binds:
+        lines += [f'mkdir -p {new}{path}', f'mount --bind {path} {new}{path}']
+    for link in ('bin', 'lib', 'lib64', 'sbin'):
+        lines.append(f'[ ! -L /{link} ] || cp -P /{link} {new}/{link}')
+    lines += [
+        f'mkdir {new}/cache {new}/proc {new}/dev {new}/run {new}/old',
+        f'mkdir -p {new}/tmp',
+        f'mount --rbind {parent} {new}/cache',
+        f'mount --make-rslave {new}/cache',
+        f'mount --rbind /dev {new}/dev',
+        f'mount -t proc proc {new}/proc',
+    ]
+    if sockets is not None:
+        lines += [f'mkdir -p {new}{sockets}', f'mount --bind {sockets} {new}{sockets}']
+    return '\n'.join([*lines, f'pivot_root {new} {new}/old', 'cd /', 'umount -l /old'])
+
+
+def contained(parent: Path, *options: str, sockets: Path | None = None) -> Space:
+    # slave, not private: what is mounted below the parent later comes in.
+    return Space(['--mount', '--propagation=slave', *OTHERS, *options], furnish(parent, sockets))
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_fill_and_hit(parent: Path, fork_child: ForkChild, way: str) -> None:
+    root = parent / 'mnt'
+    with Daemon(root, *WAYS[way]) as daemon:
+        if way == 'passthrough' and not status(root)['passthrough']['active']:
+            pytest.skip('no passthrough')
+        sockets = (root / 'control').resolve().parent if way == 'fd' else None
+        with contained(parent, sockets=sockets) as space:
+            answers = []
+            for _ in range(2):
+                child = fork_child(INSIDE, OVERMIND_STRICT='1')
+                child.ask(f'enter {space.pid} {KINDS}')
+                answers.append(child.ask('load assorted'))
+                entry = next((root / 'pipelines').iterdir())
+                # In the numbers of the daemon's PID namespace.
+                holders = os.getxattr(entry, 'user.overmind.lease_pids').decode().split(',')
+                assert all(Path(f'/proc/{pid}').exists() for pid in holders)
+                child.close()
+        other = fork_child(root, OVERMIND_STRICT='1')
+        outside = other.ask('load assorted')
+        other.close()
+        assert [a['loads'][-1]['outcome'] for a in (*answers, outside)] == ['miss', 'hit', 'hit']
+        assert [a['loads'][-1]['access'] for a in (*answers, outside)] == [way] * 3
+        assert len({a['digest'] for a in (*answers, outside)}) == 1
+        assert status(daemon.root)['fills']['committed'] == 1
+
+
+def test_without_the_socket(parent: Path, fork_child: ForkChild) -> None:
+    """A container that has the folder only copies, and says so once."""
+    with Daemon(parent / 'mnt', *WAYS['fd']), contained(parent) as space:
+        child = fork_child(INSIDE)
+        child.ask(f'enter {space.pid} {KINDS}')
+        assert child.ask('load assorted')['loads'][-1]['access'] == 'read'
+        assert child.ask('load numbered 1')['loads'][-1]['access'] == 'read'
+        assert child.stderr.count('arenas are copied instead of shared') == 1
+        child.close()
+
+
+def test_client_that_runs_on_over_a_restart(parent: Path, fork_child: ForkChild) -> None:
+    root = parent / 'mnt'
+    daemon = Daemon(root).start()
+    try:
+        with contained(parent) as space:
+            child = fork_child(INSIDE)
+            child.ask(f'enter {space.pid} {KINDS}')
+            assert child.ask('load assorted')['misses'] == 1
+            first = child.ask('load assorted')
+            daemon.kill()
+            assert child.ask('digest')['digest'] == first['digest']
+            without = child.ask('load assorted')
+            assert (without['loads'][-1]['outcome'], without['digest']) == ('bypass', first['digest'])
+            with Daemon(root):
+                assert child.ask('load assorted')['loads'][-1]['outcome'] == 'miss'
+                again = child.ask('load assorted')
+                assert (again['loads'][-1]['outcome'], again['digest']) == ('hit', first['digest'])
+                child.close()
+    finally:
+        daemon.stop(check=False)
+
+
+def test_memory_is_charged_to_the_daemon(parent: Path, fork_child: ForkChild) -> None:
+    with Daemon(parent / 'mnt') as daemon:
+        theirs, ours = SharedMemory(f'overmind-{daemon.pid}-daemon'), SharedMemory(f'overmind-{daemon.pid}-client')
+        try:
+            theirs.watch(daemon.pid)
+            with contained(parent) as space:
+                child = fork_child(INSIDE)
+                ours.watch(child.pid)
+                if not (theirs.is_known and ours.is_known):
+                    pytest.skip('no memory cgroup can be made here')
+                child.ask(f'enter {space.pid} {KINDS}')
+                assert child.ask('load large')['misses'] == 1
+                assert theirs.nbytes() >= LARGE_BYTES
+                assert ours.nbytes() < LARGE_BYTES // 4
+                child.close()
+            daemon.stop()
+        finally:
+            daemon.stop(check=False)
+            theirs.close()
+            ours.close()
