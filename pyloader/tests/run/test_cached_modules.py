@@ -8,6 +8,7 @@ import pathlib
 import pytest
 from warmbench import Bench, output
 
+from overmind import directory
 from overmind.manifest import Manifest
 from overmind.manifest.encode import encode
 
@@ -20,6 +21,8 @@ def root(bench: Bench, tmp_path: pathlib.Path) -> pathlib.Path:
     (bench.site / 'zoo' / 'animals.py').write_text('import os\nprocess = os.getpid()\n')
     (bench.site / 'zoo' / 'loaders.py').write_text('')
     root = tmp_path / 'root'
+    root.mkdir()
+    directory.prepare(str(root))
     for id, name in (('a', 'zoo.animals.Cat'), ('b', 'no.such.Class'), ('c', '__main__.Own'), ('d', 'toylib.absent.X')):
         folder = root / 'pipelines' / id
         folder.mkdir(parents=True)
