@@ -1,4 +1,4 @@
-"""Clients in containers: other mount, PID, network and user namespaces that see the cache as a bind-mounted folder."""
+"""Clients in containers: other mount, PID and network namespaces that see the cache as a bind-mounted folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from integration.harness.daemon import Daemon, detach
+from integration.harness.daemon import WAYS, Daemon, detach
 from integration.harness.holdings import SharedMemory, status
 from integration.harness.places import REPOSITORY
-from integration.tests.conftest import WAYS, ForkChild
+from integration.tests.conftest import ForkChild
 from integration.tests.loaders import LARGE_BYTES
 from integration.tests.spaces import Space
 
