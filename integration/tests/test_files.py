@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from integration.harness.daemon import WAYS
 from integration.tests import loaders
 from integration.tests.conftest import Cached, Served
 
@@ -95,6 +96,7 @@ def test_storage_with_cat_and_od(cached: Cached) -> None:
     assert output('od', '-An', '-tx1', file).split() == ['00', '01', '02', '03', '04']
 
 
+@pytest.mark.parametrize('served', WAYS, indirect=True, scope='session')  # the daemon makes manifest.json
 def test_manifest_is_complete(served: Served, checkpoint: Path) -> None:
     entry = served.entry('StableDiffusionControlNetPipeline')
     facts = manifest(entry)
