@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from integration.harness.daemon import Daemon, detach
+from integration.harness.daemon import WAYS, Daemon, detach
 from integration.harness.holdings import SharedMemory, status
 from integration.harness.places import REPOSITORY
-from integration.tests.conftest import WAYS, ForkChild
+from integration.tests.conftest import ForkChild
 from integration.tests.loaders import LARGE_BYTES
 from integration.tests.spaces import Space
 
@@ -104,6 +104,33 @@ def test_without_the_socket(parent: Path, fork_child: ForkChild) -> None:
         assert child.ask('load numbered 1')['loads'][-1]['access'] == 'read'
         assert child.stderr.count('arenas are copied instead of shared') == 1
         child.close()
+
+
+@pytest.mark.parametrize('way', ['passthrough', 'fd'])
+def test_user_namespace(parent: Path, fork_child: ForkChild, way: str) -> None:
+    """Its root is another uid outside, whose entries it finds again. The daemon's uid is none in there, so that the
+    socket is not trusted."""
+    for folder in (parent, *list(parent.parents)[:3]):
+        folder.chmod(0o755)
+    root = parent / 'mnt'
+    with Daemon(root, '--allow-other', *WAYS[way]):
+        if way == 'passthrough' and not status(root)['passthrough']['active']:
+            pytest.skip('no passthrough')
+        with Space(['--user', '--mount', '--propagation=slave'], 'true') as space:
+            for kind in ('uid_map', 'gid_map'):
+                Path(f'/proc/{space.pid}/{kind}').write_text('0 100000 1000')
+            answers = []
+            for _ in range(2):
+                child = fork_child(root)
+                child.ask(f'enter {space.pid} user,mnt')
+                child.ask('become 0')
+                answers.append(child.ask('load assorted')['loads'][-1])
+                assert child.stderr.count('neither root nor this user') == (way == 'fd')
+                child.close()
+        assert [a['outcome'] for a in answers] == ['miss', 'hit']
+        assert [a['access'] for a in answers] == ['passthrough' if way == 'passthrough' else 'read'] * 2
+        (entry,) = (root / 'pipelines').iterdir()
+        assert entry.stat().st_uid == 100000
 
 
 def test_client_that_runs_on_over_a_restart(parent: Path, fork_child: ForkChild) -> None:
