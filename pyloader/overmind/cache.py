@@ -18,6 +18,7 @@ from overmind.references import References, Registry, arguments
 from overmind.settings import Settings, current
 from overmind.statistics import Load
 from overmind.store import Lock, OpenEntry, Store
+from overmind.users import unmapped
 
 if TYPE_CHECKING:
     from overmind.handover import Parcel
@@ -80,7 +81,7 @@ def stale(manifest: Manifest, key: LookupKey) -> str | None:
 def untrusted(owner: int, settings: Settings) -> str | None:
     """Why the entries of a user must not be read, or None."""
     if owner in settings.trust:
-        return None
+        return 'its owner has no uid in this user namespace' if unmapped(owner) else None
     return f"it belongs to uid {owner}, and a pickle of another user is that user's code; see OVERMIND_TRUST"
 
 

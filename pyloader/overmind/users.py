@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 
 def outer(uid: int) -> int:
     """The number that a uid of this process has outside its user namespace."""
@@ -10,3 +12,19 @@ def outer(uid: int) -> int:
             if inside <= uid < inside + count:
                 return outside + uid - inside
     return uid
+
+
+def unmapped(uid: int) -> bool:
+    """Whether a uid may stand for any user that has no number in the user namespace of this process."""
+    return uid == _overflow() and not _initial_namespace()
+
+
+def _initial_namespace() -> bool:
+    with open('/proc/self/uid_map') as f:
+        return f.read().split() == ['0', '0', '4294967295']
+
+
+@lru_cache(maxsize=1)
+def _overflow() -> int:
+    with open('/proc/sys/kernel/overflowuid') as f:
+        return int(f.read())
