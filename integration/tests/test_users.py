@@ -19,29 +19,35 @@ from integration.harness.runs import environment
 
 USER = 'nobody'
 
-# Imports as root, since the interpreter may lie where others cannot look; everything after that as the user.
+# One process that imports as root, since the interpreter may lie where others cannot look; each load is a fork that
+# becomes its user first.
 SCRIPT = """
 import json, os, sys
 import torch
 from overmind.api import load, stats
-root, checkpoint, uid = sys.argv[1], sys.argv[2], int(sys.argv[3])
-warm = sys.argv[4]
+warm, root, checkpoint, turns = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
 os.environ['OVERMIND_ROOT'] = warm
 load(torch.load, checkpoint)
 load(torch.load, checkpoint)
 os.environ['OVERMIND_ROOT'] = root
-os.setgroups([])
-os.setresgid(uid, uid, uid)
-os.setresuid(uid, uid, uid)
-before = stats()
-value = load(torch.load, checkpoint)
-now = stats()
-print(json.dumps({
-    'hits': now.hits - before.hits,
-    'misses': now.misses - before.misses,
-    'access': now.loads[-1].access,
-    'sum': float(value['weight'].sum()),
-}))
+for uid, trust in turns:
+    pid = os.fork()
+    if pid == 0:
+        os.environ['OVERMIND_TRUST'] = trust
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        before = stats()
+        value = load(torch.load, checkpoint)
+        now = stats()
+        print(json.dumps({
+            'hits': now.hits - before.hits,
+            'misses': now.misses - before.misses,
+            'access': now.loads[-1].access,
+            'sum': float(value['weight'].sum()),
+        }), flush=True)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 """
 
 
@@ -52,15 +58,20 @@ def uid() -> int:
     return pwd.getpwnam(USER).pw_uid
 
 
-def load_as(uid: int, root: Path, checkpoint: Path, folder: Path) -> dict[str, Any]:
+def loads_as(turns: list[tuple[int, str]], root: Path, checkpoint: Path, folder: Path) -> list[dict[str, Any]]:
+    """What each load gave, by a uid and its OVERMIND_TRUST; the first loads of the process go to a folder."""
     folder.mkdir()
-    line = [sys.executable, '-c', SCRIPT, str(root), str(checkpoint), str(uid), str(folder)]
+    line = [sys.executable, '-c', SCRIPT, str(folder), str(root), str(checkpoint), json.dumps(turns)]
     done = subprocess.run(
         line, env=environment(root, OVERMIND_STRICT='1'), capture_output=True, text=True, timeout=300, cwd='/'
     )
     assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return [json.loads(text) for text in done.stdout.splitlines()]
+
+
+def load_as(uid: int, root: Path, checkpoint: Path, folder: Path) -> dict[str, Any]:
+    (answer,) = loads_as([(uid, '')], root, checkpoint, folder)
+    return answer
 
 
 @pytest.mark.parametrize('way', ['passthrough', 'fd'])
@@ -106,33 +117,6 @@ def test_user_who_may_not_open_the_device(tmp_path: Path, uid: int) -> None:
     assert 'permission denied; as root: chmod 666 /dev/fuse' in done.stderr
 
 
-# One process that imports as root; each load is a fork that becomes its user first.
-SHARED = """
-import json, os, sys
-import torch
-from overmind.api import load, stats
-warm, root, checkpoint, turns = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
-os.environ['OVERMIND_ROOT'] = warm
-load(torch.load, checkpoint)
-load(torch.load, checkpoint)
-os.environ['OVERMIND_ROOT'] = root
-for uid, trust in turns:
-    pid = os.fork()
-    if pid == 0:
-        os.environ['OVERMIND_TRUST'] = trust
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-        before = stats()
-        value = load(torch.load, checkpoint)
-        now = stats()
-        counts = now.hits - before.hits, now.misses - before.misses
-        print(json.dumps([*counts, float(value['weight'].sum())]), flush=True)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-"""
-
-
 @pytest.mark.parametrize('way', ['passthrough', 'fd'])
 def test_users_of_one_mount(tmp_path: Path, uid: int, way: str) -> None:
     """Each has entries of their own, and reads another's only by saying so."""
@@ -144,23 +128,10 @@ def test_users_of_one_mount(tmp_path: Path, uid: int, way: str) -> None:
     torch.save(torch.nn.Linear(8, 8).state_dict(), checkpoint)
     first, second, third = uid, uid - 1, uid - 2
     turns = [(first, ''), (second, ''), (second, ''), (third, str(first)), (0, '')]
-    (tmp_path / 'warm').mkdir()
     with Daemon(tmp_path / 'mnt', '--allow-other', '--share', *WAYS[way]) as daemon:
-        line = [
-            sys.executable,
-            '-c',
-            SHARED,
-            str(tmp_path / 'warm'),
-            str(daemon.root),
-            str(checkpoint),
-            json.dumps(turns),
-        ]
-        env = environment(daemon.root, OVERMIND_STRICT='1')
-        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300, cwd='/')
-        assert done.returncode == 0, done.stderr
-        answers = [json.loads(text) for text in done.stdout.splitlines()]
-        assert [answer[:2] for answer in answers] == [[0, 1], [0, 1], [1, 0], [1, 0], [0, 1]]
-        assert len({answer[2] for answer in answers}) == 1
+        answers = loads_as(turns, daemon.root, checkpoint, tmp_path / 'warm')
+        assert [(a['hits'], a['misses']) for a in answers] == [(0, 1), (0, 1), (1, 0), (1, 0), (0, 1)]
+        assert len({answer['sum'] for answer in answers}) == 1
         owners = {
             entry.name.rpartition('-')[2].partition('.')[2]: entry.stat().st_uid for entry in entries(daemon.root)
         }
