@@ -180,7 +180,7 @@ test-cext: venv ## the C++ helper, also under the address and undefined-behaviou
 	PYTHON=$(abspath $(PY)) cext/sanitize.sh
 
 .PHONY: test-py
-test-py: venv ## the loader, on a plain directory
+test-py: build venv ## the loader, on a plain directory and against the daemon
 	cd pyloader && ../$(PY) -m pytest
 
 .PHONY: test-abi
