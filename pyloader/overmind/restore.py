@@ -110,7 +110,7 @@ def _tensors(torch: Any, manifest: Manifest, storages: list[Any]) -> list[Any]:
     if not all(isinstance(d, torch.dtype) for d in dtypes):
         raise CorruptEntry(f'a dtype among {manifest.dtypes} is unknown to torch {torch.__version__}')
     templates: dict[tuple[int, int], Any] = {}
-    devices = [row.device for row in manifest.storages]
+    devices = [device for _, _, _, device in manifest.storages]
     dims, make, parameter = manifest.dims, torch.Tensor._make_subclass, torch.nn.Parameter
     out: list[Any] = []
     for offset, at, storage, dtype, ndim, flags, _ in manifest.tensors:

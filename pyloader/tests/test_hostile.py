@@ -52,6 +52,8 @@ def forge(entry: pathlib.Path, change: Callable[[Manifest], object]) -> None:
     path = entry / 'manifest'
     manifest = decode(path.read_bytes())
     manifest.storage_names = [''] * len(manifest.storages)
+    manifest.storages = [StorageRow(*row) for row in manifest.storages]
+    manifest.tensors = [TensorRow(*row) for row in manifest.tensors]
     change(manifest)
     write(path, encode(manifest))
 

@@ -112,5 +112,5 @@ def test_flipped_bytes_never_escape(seed: int) -> None:
         m = decode(bytes(data))
     except CorruptEntry:
         return
-    for s in m.storages:
-        assert not s.nbytes or s.offset + s.nbytes <= m.arenas[s.arena].nbytes
+    for offset, nbytes, arena, _ in m.storages:
+        assert not nbytes or offset + nbytes <= m.arenas[arena].nbytes

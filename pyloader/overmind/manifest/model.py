@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,7 +48,11 @@ class TensorRow(NamedTuple):
 
 @dataclass(slots=True)
 class Manifest:
-    """One cached pipeline. Times are Unix nanoseconds, sizes bytes; paths are absolute."""
+    """One cached pipeline. Times are Unix nanoseconds, sizes bytes; paths are absolute.
+
+    The rows of storages and tensors are those of StorageRow and TensorRow; one that was read has them as plain tuples,
+    since there are thousands, and a class of their own would cost as much again.
+    """
 
     id: str
     class_name: str = ''
@@ -57,9 +62,9 @@ class Manifest:
     created_ns: int = 0
     fill_seconds: float = 0.0
     arenas: list[Arena] = field(default_factory=list)
-    storages: list[StorageRow] = field(default_factory=list)
+    storages: Sequence[tuple[int, int, int, int]] = field(default_factory=list)
     storage_names: list[str] = field(default_factory=list)
-    tensors: list[TensorRow] = field(default_factory=list)
+    tensors: Sequence[tuple[int, int, int, int, int, int, int]] = field(default_factory=list)
     dims: list[int] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
     devices: list[str] = field(default_factory=list)
