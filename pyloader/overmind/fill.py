@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from overmind import chance, settings
+from overmind.collector import collector_paused
 from overmind.errors import Bypass, StoreError, Unpicklable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey
 from overmind.manifest import Arena, Manifest, Source
 from overmind.manifest.encode import encode
 from overmind.references import References
-from overmind.restore import collector_paused, restore
+from overmind.restore import restore
 from overmind.sharing import link_twins
 from overmind.staging import Staging, stage
 from overmind.statistics import Load

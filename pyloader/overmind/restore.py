@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from overmind.collector import collector_paused
 from overmind.errors import CorruptEntry
 from overmind.manifest.model import PARAMETER, REQUIRES_GRAD, Manifest
 from overmind.nesting import uncached
@@ -40,18 +39,6 @@ def restore(entry: OpenEntry, references: References, seconds: dict[str, float],
     seconds['map'] = mapped - start
     seconds['rebuild'] = time.perf_counter() - mapped
     return result
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Thousands of new objects, all of them alive, have the garbage collector run for nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _lookup(table: list[Any], references: References) -> Callable[[Any], Any]:
