@@ -24,21 +24,36 @@ def restore(entry: OpenEntry, references: References, seconds: dict[str, float],
     """
     import torch
 
-    from overmind.structure.unpickle import loads
-
     start = time.perf_counter()
-    manifest = entry.manifest
-    with uncached(), collector_paused():
+    with collector_paused():
         storages = _storages(torch, entry, populate)
         mapped = time.perf_counter()
+        result = rebuild(entry.manifest, entry.structure, storages, references)
+    seconds['map'] = mapped - start
+    seconds['rebuild'] = time.perf_counter() - mapped
+    return result
+
+
+def rebuild(manifest: Manifest, structure: bytes, storages: list[Any], references: References) -> Any:
+    """The object over storages that are there already, one for each row of the manifest. Raises as restore does."""
+    import torch
+
+    from overmind.structure.unpickle import loads
+
+    with uncached(), collector_paused():
         tensors = _tensors(torch, manifest, storages)
         table: list[Any] = [None] * (2 * max(len(tensors), len(storages)))
         table[: 2 * len(tensors) : 2] = tensors
         table[1 : 2 * len(storages) : 2] = storages
-        result = loads(entry.structure, _lookup(table, references), dict(manifest.modules))
-    seconds['map'] = mapped - start
-    seconds['rebuild'] = time.perf_counter() - mapped
-    return result
+        return loads(structure, _lookup(table, references), dict(manifest.modules))
+
+
+def map_whole(fd: int, nbytes: int, populate: bool = False, copy: bool = False, lease: int = -1) -> Any:
+    """An UntypedStorage over the whole of an arena, private to this process; with copy, over a copy of it."""
+    import overmind_cext
+    from torch.utils.dlpack import from_dlpack
+
+    return from_dlpack(overmind_cext.map_arena(fd, nbytes, populate=populate, copy=copy, lease=lease)).untyped_storage()
 
 
 def _lookup(table: list[Any], references: References) -> Callable[[Any], Any]:
@@ -62,23 +77,14 @@ def _lookup(table: list[Any], references: References) -> Callable[[Any], Any]:
     return look
 
 
-def _map(nbytes: int, populate: bool, copy: bool, lease: int, fd: int) -> Any:
-    import overmind_cext
-
-    return overmind_cext.map_arena(fd, nbytes, populate=populate, copy=copy, lease=lease)
-
-
 def _storages(torch: Any, entry: OpenEntry, populate: bool) -> list[Any]:
     """One UntypedStorage a row. Ranges were checked when the manifest was decoded: torch's slicing clamps silently."""
-    from torch.utils.dlpack import from_dlpack
-
     manifest = entry.manifest
     whole = []
     copy, leases = entry.access == 'read', entry.leases or [-1] * len(entry.arenas)
     for file, fd, lease in zip(manifest.arenas, entry.arenas, leases, strict=True):
-        make = functools.partial(_map, file.nbytes, populate, copy, lease)
-        capsule = entry.store.patiently_with(fd, make) if copy and entry.store else make(fd)
-        whole.append(from_dlpack(capsule).untyped_storage())
+        make = functools.partial(map_whole, nbytes=file.nbytes, populate=populate, copy=copy, lease=lease)
+        whole.append(entry.store.patiently_with(fd, make) if copy and entry.store else make(fd))
     # The method of the base class: torch's own asks each time whether the device is meta.
     windows = [super(torch.UntypedStorage, s).__getitem__ for s in whole]
     out = []
