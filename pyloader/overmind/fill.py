@@ -22,7 +22,7 @@ from overmind.manifest.encode import encode
 from overmind.originals import STEP, WORTH, Originals, batches
 from overmind.references import References
 from overmind.restore import map_whole, rebuild, restore
-from overmind.sharing import link_twins
+from overmind.sharing import arena_for_reading, link_twins
 from overmind.staging import Staging, stage
 from overmind.statistics import Load
 from overmind.store import Lock, Store
@@ -198,7 +198,7 @@ class Fill:
         try:
             for plan in plans:
                 with staging.arena(plan.name, plan.nbytes) as (fd, mapped):
-                    self._copy(fd, plan, mapped, frugal, written)
+                    self._copy(staging, fd, plan, mapped, frugal, written)
             copied = time.perf_counter()
             self._stats.seconds['copy'] = copied - start
             staging.write('structure.pkl', written.structure)
@@ -242,14 +242,14 @@ class Fill:
             assert self._call is not None
             self.result = self._call()
 
-    def _copy(self, fd: int, plan: Plan, mapped: bool, frugal: bool, written: Written) -> None:
+    def _copy(self, staging: Staging, fd: int, plan: Plan, mapped: bool, frugal: bool, written: Written) -> None:
         """All pieces of a plan; where the object was given up, let go of each as its copy is there."""
         import overmind_cext
 
         def work(header: bytes, pieces: list[tuple[int, int, int]], _: Written, own: int) -> None:
             overmind_cext.write_arena(own, plan.nbytes, header, pieces, mapped=mapped)
 
-        arena = map_whole(fd, plan.nbytes) if frugal and mapped else None
+        arena = self._window(staging, plan) if frugal and mapped else None
         header = plan.header
         for pieces in batches(plan.pieces, STEP) if arena is not None else [plan.pieces]:
             # The pieces are addresses in what is written, to which the thread has a reference of its own.
@@ -257,6 +257,11 @@ class Fill:
             header = b''
             if arena is not None:
                 written.originals.let_go(plan, pieces, arena)
+
+    def _window(self, staging: Staging, plan: Plan) -> Any:
+        """A staged arena as readers have it: mapped from the descriptor for writing, it could not be sealed."""
+        with arena_for_reading(self._store, 'staging', staging.name, plan.name) as (file, memory):
+            return map_whole(memory, plan.nbytes, lease=file)
 
     def _check(self, entry: Any) -> Any:
         """What cannot be rebuilt is found before anybody else meets it.
