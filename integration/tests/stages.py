@@ -12,6 +12,7 @@ from typing import Any
 
 from overmind.cache import _Session, _stores
 from overmind.fill import Fill
+from overmind.originals import Originals
 from overmind.staging import Staging
 from overmind.store import Lock, Store
 
@@ -65,6 +66,14 @@ def _half_copied(real: Real) -> Real:
     return copy
 
 
+def _after_letting_go(real: Real) -> Real:
+    def let_go(self: Originals, *arguments: Any) -> None:
+        real(self, *arguments)
+        _stop('let go')
+
+    return let_go
+
+
 def _before_mapping(real: Real) -> Real:
     def _restore(self: Any, *arguments: Any) -> Any:
         _stop('entry open')
@@ -81,6 +90,9 @@ STAGES: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
     'before rename': (Staging, 'commit', _before('before rename')),
 }
 
+OF_A_LARGE_FILL: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
+    'let go': (Originals, 'let_go', _after_letting_go),
+}
 
 OF_A_HIT: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
     'entry open': (_Session, '_restore', _before_mapping),
@@ -89,6 +101,6 @@ OF_A_HIT: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
 
 def stop_at(*words: str) -> dict[str, Any]:
     """The command ``stop_at STAGE``: every later load of this process stops there."""
-    owner, name, replace = {**STAGES, **OF_A_HIT}[' '.join(words)]
+    owner, name, replace = {**STAGES, **OF_A_LARGE_FILL, **OF_A_HIT}[' '.join(words)]
     setattr(owner, name, replace(getattr(owner, name)))
     return {}

@@ -198,7 +198,7 @@ class Fill:
         try:
             for plan in plans:
                 with staging.arena(plan.name, plan.nbytes) as (fd, mapped):
-                    self._copy(staging, fd, plan, mapped, frugal, written)
+                    self._copy(fd, plan, mapped, staging, frugal, written)
             copied = time.perf_counter()
             self._stats.seconds['copy'] = copied - start
             staging.write('structure.pkl', written.structure)
@@ -242,7 +242,7 @@ class Fill:
             assert self._call is not None
             self.result = self._call()
 
-    def _copy(self, staging: Staging, fd: int, plan: Plan, mapped: bool, frugal: bool, written: Written) -> None:
+    def _copy(self, fd: int, plan: Plan, mapped: bool, staging: Staging, frugal: bool, written: Written) -> None:
         """All pieces of a plan; where the object was given up, let go of each as its copy is there."""
         import overmind_cext
 
