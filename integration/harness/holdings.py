@@ -52,15 +52,19 @@ def arenas(pid: int) -> list[str]:
 
 class SharedMemory:
     """A memory cgroup, which tells how much shared memory a process has made that is still there, whoever holds it.
-    Where there can be none it knows nothing."""
+    Where there can be none it knows nothing. With a limit its processes cannot have more memory."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, limit: int = 0) -> None:
         self._folder: Path | None = None
         for parent in ('/sys/fs/cgroup/memory', '/sys/fs/cgroup'):
             folder = Path(parent, name)
             with contextlib.suppress(OSError):
                 folder.mkdir()
                 if (folder / 'memory.stat').exists():
+                    if limit:
+                        (folder / ('memory.max' if parent == '/sys/fs/cgroup' else 'memory.limit_in_bytes')).write_text(
+                            str(limit)
+                        )
                     self._folder = folder
                     break
                 folder.rmdir()
@@ -73,6 +77,12 @@ class SharedMemory:
         except OSError:
             self._folder.rmdir()
             self._folder = None
+
+    def line(self, *words: str) -> list[str]:
+        """A command line that runs in there from its start."""
+        if self._folder is None:
+            return [*words]
+        return ['sh', '-c', 'echo $$ >"$0"/cgroup.procs && exec "$@"', str(self._folder), *words]
 
     @property
     def is_known(self) -> bool:
