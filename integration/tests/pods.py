@@ -126,6 +126,9 @@ class Container:
         kinds = ['--pid', '--fork', '--kill-child', '--net', '--ipc', '--uts', '--cgroup']
         line = self.node.line('unshare', '--mount', '--propagation=unchanged', *kinds, 'sh', '-euc', script, 'sh')
         user = ['setpriv', f'--reuid={self._user}', '--clear-groups'] if self._user else []
+        if 'capabilities' in self.spec:  # those of Docker; a privileged container has them all
+            kept = ','.join(f'+{name}' for name in self.spec['capabilities'])
+            user = ['setpriv', f'--bounding-set=-all,{kept}', *user]
         if self._memory is not None:
             line = self._memory.line(*line)
         with self.log.open('ab') as log:

@@ -13,8 +13,8 @@ import pytest
 from integration.harness.daemon import WAYS
 from integration.harness.holdings import SharedMemory, status, wait_until
 from integration.tests.conftest import ForkChild
-from integration.tests.manifests import objects, pod_of, stages
-from integration.tests.pods import Container, Node, start_pod
+from integration.tests.manifests import compose, objects, pod_of, stages
+from integration.tests.pods import PROPAGATIONS, Container, Node, start_pod
 
 LIMIT = 1 << 30
 KINDS = 'mnt,pid,net,ipc,uts'
@@ -119,4 +119,60 @@ def test_a_client_pod_over_restarts_of_the_daemons_pod(
     start()
     assert loads() == [('miss', way), ('hit', way)]
     assert 'copied instead of shared' not in child.stderr
+    child.close()
+
+
+# What Docker leaves to a container that asks for nothing.
+DOCKERS = ['chown', 'dac_override', 'fowner', 'fsetid', 'kill', 'setgid', 'setuid', 'setpcap', 'net_bind_service']
+DOCKERS += ['net_raw', 'sys_chroot', 'mknod', 'audit_write', 'setfcap']
+_SYS_PTRACE, _SYS_ADMIN = 1 << 19, 1 << 21
+
+
+def service(name: str) -> dict[str, Any]:
+    """A service of the compose file as a pod, with the capabilities that it has."""
+    said = compose()['services'][name]
+    volumes, mounts = [], []
+    for number, volume in enumerate(said['volumes']):
+        source = {'path': volume['source'], 'type': 'DirectoryOrCreate'}
+        volumes.append({'name': str(number), 'hostPath': source})
+        word = next(w for w, kernel in PROPAGATIONS.items() if kernel == volume['bind']['propagation'])
+        mounts.append({'name': str(number), 'mountPath': volume['target'], 'mountPropagation': word})
+    user = {'runAsUser': int(said['user'].split(':')[0])} if 'user' in said else {}
+    environment = [{'name': key, 'value': value} for key, value in said.get('environment', {}).items()]
+    capabilities = [*DOCKERS, *[word.lower() for word in said.get('cap_add', ())]]
+    only = {
+        'args': said['command'],
+        'env': environment,
+        'volumeMounts': mounts,
+        'securityContext': user,
+        'capabilities': capabilities,
+    }
+    return {'volumes': volumes, 'containers': [only]}
+
+
+@pytest.mark.parametrize('way', ['passthrough', 'fd'])
+def test_compose_services(node: Node, fork_child: ForkChild, tmp_path: Path, way: str) -> None:
+    """The daemon has what Docker leaves it and the file asks for, no more."""
+    image, daemon_service, client_service = stages('Dockerfile')[-1], service('overmind'), service('client')
+    folder = node.path(node.host_path(daemon_service['volumes'][0]))
+    (folder / 'mnt').mkdir()  # as the document says
+    daemon = start_pod(node, daemon_service, image, tmp_path / 'daemon.log', more=['--pressure=off', *WAYS[way]])
+    facts = Path(f'/proc/{daemon.pid}/status').read_text().splitlines()
+    effective = next(int(line.split()[1], 16) for line in facts if line.startswith('CapEff:'))
+    assert effective & (_SYS_ADMIN | _SYS_PTRACE) == _SYS_ADMIN
+    wait_until(lambda: daemon.probe(image.words('HEALTHCHECK'), 10), daemon.log.read_text)
+    now = status(folder / 'mnt')
+    if way == 'passthrough' and not now['passthrough']['active']:
+        pytest.skip('no passthrough')
+    assert (now['passthrough']['active'], now['fd_passing']['active']) == (way == 'passthrough', True)
+    client_service['containers'][0].update(command=['cat'], args=[])
+    client = start_pod(node, client_service, stages('client.Dockerfile')[-1], tmp_path / 'client.log')
+    child = fork_child(Path(client.environment['OVERMIND_ROOT']), OVERMIND_STRICT='1')
+    child.ask(f'enter {client.pid} {KINDS}')
+    child.ask('become 1000')
+    for outcome in ('miss', 'hit'):
+        load = child.ask('load assorted')['loads'][-1]
+        assert (load['outcome'], load['access']) == (outcome, way)
+    assert daemon.stop(float(compose()['services']['overmind']['stop_grace_period'].rstrip('s'))) == 0
+    assert node.mounts(daemon_service['volumes'][0]['hostPath']['path']) == []
     child.close()
