@@ -101,9 +101,12 @@ func TestNoMountWithoutTheChosenFolder(t *testing.T) {
 		dir := filepath.Join(base, "mnt")
 		must(t, os.MkdirAll(dir, 0o755))
 		s := store.New(store.Options{MaxBytes: uint64(mib), OS: store.NewOS(), Logger: slog.New(slog.DiscardHandler)})
-		_, err := overmindfs.New(overmindfs.Options{
+		m, err := overmindfs.New(overmindfs.Options{
 			Dir: dir, Store: s, Logger: slog.New(slog.DiscardHandler), UID: uint32(os.Geteuid()), FDPassing: true, ControlDir: folder,
 		})
+		if err == nil {
+			_, err = m.Unmount()
+		}
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), folder) {
 			t.Errorf("%s: %v, want %q", folder, err, want)
 		}

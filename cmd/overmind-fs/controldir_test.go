@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	overmindfs "overmind-fs/fs"
 )
@@ -103,6 +104,7 @@ func TestControlDirThatCannotBe(t *testing.T) {
 	must(t, os.Chmod(filepath.Join(base, "open"), 0o777))
 	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	mount := filepath.Join(base, "mnt")
+	t.Cleanup(func() { unmountForGood(t, mount) })
 	for folder, want := range map[string]string{
 		filepath.Join(base, "open"):                   "others can write into it: chmod go-w",
 		filepath.Join(base, strings.Repeat("x", 100)): "an address holds 107",
@@ -110,9 +112,16 @@ func TestControlDirThatCannotBe(t *testing.T) {
 		filepath.Join(base, "missing", "c"): "no such file or directory",
 	} {
 		for _, background := range []string{"false", "true"} {
-			code, out, errOut := overmind(t, "mount", mount, "--control-dir", folder, "--background="+background)
-			if code != exitFailure || out != "" || strings.Count(errOut, "\n") != 1 || !strings.Contains(errOut, want) || !strings.Contains(errOut, folder) {
-				t.Errorf("exit %d, %q, want one line with %q", code, errOut, want)
+			var errOut strings.Builder
+			cmd := command("mount", mount, "--control-dir", folder, "--background="+background)
+			cmd.Stderr = &errOut
+			must(t, cmd.Start())
+			impatience := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+			_ = cmd.Wait()
+			impatience.Stop()
+			code, said := cmd.ProcessState.ExitCode(), errOut.String()
+			if code != exitFailure || strings.Count(said, "\n") != 1 || !strings.Contains(said, want) || !strings.Contains(said, folder) {
+				t.Fatalf("exit %d, %q, want one line with %q", code, said, want)
 			}
 		}
 	}
