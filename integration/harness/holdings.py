@@ -50,6 +50,18 @@ def arenas(pid: int) -> list[str]:
     return [name for name in [*open_files(pid), *mapped] if name.startswith('/memfd:')]
 
 
+def _is_usable(folder: Path, limit: int) -> bool:
+    """Whether a new cgroup counts memory, and has that limit now."""
+    if not (folder / 'memory.stat').exists():
+        return False
+    name = 'memory.max' if (folder / 'memory.max').exists() else 'memory.limit_in_bytes'  # of version 2 and 1
+    with contextlib.suppress(OSError):
+        if limit:
+            (folder / name).write_text(str(limit))
+        return True
+    return False
+
+
 class SharedMemory:
     """A memory cgroup, which tells how much shared memory a process has made that is still there, whoever holds it.
     Where there can be none it knows nothing. With a limit its processes cannot have more memory."""
@@ -60,11 +72,7 @@ class SharedMemory:
             folder = Path(parent, name)
             with contextlib.suppress(OSError):
                 folder.mkdir()
-                if (folder / 'memory.stat').exists():
-                    if limit:
-                        (folder / ('memory.max' if parent == '/sys/fs/cgroup' else 'memory.limit_in_bytes')).write_text(
-                            str(limit)
-                        )
+                if _is_usable(folder, limit):
                     self._folder = folder
                     break
                 folder.rmdir()
