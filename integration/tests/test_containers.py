@@ -82,6 +82,7 @@ def test_without_the_socket(parent: Path, fork_child: ForkChild) -> None:
         assert child.ask('load assorted')['loads'][-1]['access'] == 'read'
         assert child.ask('load numbered 1')['loads'][-1]['access'] == 'read'
         assert child.stderr.count('arenas are copied instead of shared') == 1
+        assert child.stderr.count('in a container: --control-dir, docs/containers.md') == 1
         child.close()
 
 

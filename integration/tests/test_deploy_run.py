@@ -122,6 +122,26 @@ def test_a_client_pod_over_restarts_of_the_daemons_pod(
     child.close()
 
 
+def test_a_client_pod_that_is_there_first(
+    node: Node, daemon_pod: dict[str, Any], fork_child: ForkChild, tmp_path: Path
+) -> None:
+    """It loads without the cache, with one warning, and then with it."""
+    client_pod = pod_of(objects('client.yaml'), 'Deployment')
+    client_pod['containers'][0]['command'] = ['cat']
+    client = start_pod(node, client_pod, stages('client.Dockerfile')[-1], tmp_path / 'client.log')
+    child = fork_child(Path(client.environment['OVERMIND_ROOT']))
+    child.ask(f'enter {client.pid} {KINDS}')
+    child.ask(f'become {client_pod["securityContext"]["runAsUser"]}')
+    outcomes = [child.ask('load assorted')['loads'][-1]['outcome'] for _ in range(2)]
+    assert child.stderr.count('is not a folder') == 1, child.stderr
+    daemon = start_pod(node, daemon_pod, stages('Dockerfile')[-1], tmp_path / 'daemon.log', more=['--pressure=off'])
+    daemon.await_startup()
+    outcomes += [child.ask('load assorted')['loads'][-1]['outcome'] for _ in range(2)]
+    assert outcomes == ['bypass', 'bypass', 'miss', 'hit']
+    assert daemon.stop(daemon_pod['terminationGracePeriodSeconds']) == 0
+    child.close()
+
+
 # What Docker leaves to a container that asks for nothing.
 DOCKERS = ['chown', 'dac_override', 'fowner', 'fsetid', 'kill', 'setgid', 'setuid', 'setpcap', 'net_bind_service']
 DOCKERS += ['net_raw', 'sys_chroot', 'mknod', 'audit_write', 'setfcap']

@@ -70,7 +70,8 @@ def _ask(path: str, request: bytes, until: float, file: str) -> int | None:
         except TimeoutError as e:
             raise StoreError(f'{path} does not answer; the daemon hangs') from e
         except OSError as e:
-            raise StoreError(f'{path} cannot be reached: {e.strerror or e}') from e
+            hint = '; in a container: --control-dir, docs/containers.md' if isinstance(e, FileNotFoundError) else ''
+            raise StoreError(f'{path} cannot be reached: {e.strerror or e}{hint}') from e
     fds = _descriptors(data)
     try:
         if not message:
