@@ -10,7 +10,6 @@ import contextlib
 import errno
 import fcntl
 import functools
-import json
 import os
 import stat
 import time
@@ -136,38 +135,42 @@ class Store:
         """The entry of this user or else of the first trusted one who has it, or None. Raises CorruptEntry or
         StoreError."""
 
-        def look() -> OpenEntry | None:
-            for name in self._names(id, trust):
-                entry = self.open(f'pipelines/{name}', missing_ok=True)
-                if entry is not None:
-                    return entry
-            return None
-
-        entry = self.guard(look, late=close_entry)
+        entry = self.guard(
+            lambda: self._first(id, trust, lambda name: self.open(f'pipelines/{name}', missing_ok=True)),
+            late=close_entry,
+        )
         if entry is not None and entry.folder >= 0:
             # May take seconds, and no daemon can hang.
             try:
                 directory.verify(entry.folder, id, entry.files())
             except BaseException as e:
+                removed = not _is_still(os.path.join(self.root, 'pipelines', id), entry.folder)
                 entry.close()
+                if removed and isinstance(e, (FileNotFoundError, CorruptEntry)):
+                    return None
                 if isinstance(e, OSError):
                     raise self.explain(e) from e
                 raise
         return entry
 
-    def _names(self, id: str, trust: Sequence[int]) -> list[str]:
+    def _first(self, id: str, trust: Sequence[int], look: Callable[[str], T | None]) -> T | None:
+        """What look finds under this user's name of an id, or else under that of the first trusted one."""
         self._check_root()
-        return list(dict.fromkeys(self.name(id, uid) for uid in (os.geteuid(), *trust)))
+        found = look(self.name(id))
+        others = dict.fromkeys(self.name(id, uid) for uid in trust)
+        others.pop(self.name(id), None)
+        try:
+            return found or next(filter(None, map(look, others)), None)
+        except PermissionError:
+            warn_once(
+                f'unshared:{self.root}',
+                f'{self.root}: entries of users in OVERMIND_TRUST cannot be read, so this user has entries of its own; '
+                'overmind-fs mount --share lets users read those of others',
+            )
+            return None
 
     def peek(self, id: str, trust: Sequence[int] = ()) -> tuple[Manifest, int] | None:
         """Manifest and owner of an entry that a load would find whole, or None. Takes no lease and counts as no hit."""
-
-        def look() -> tuple[Manifest, int] | None:
-            for name in self._names(id, trust):
-                found = whole(name)
-                if found is not None:
-                    return found
-            return None
 
         def whole(id: str) -> tuple[Manifest, int] | None:
             try:
@@ -183,7 +186,7 @@ class Store:
                 raise CorruptEntry(f'{e.filename} is missing') from e
             return manifest, owner
 
-        return self.guard(look)
+        return self.guard(lambda: self._first(id, trust, whole))
 
     def beginning_with(self, prefix: str, limit: int) -> list[Manifest]:
         """The manifests of the newest entries whose ids begin like that; those that cannot be read are left out."""
@@ -252,7 +255,7 @@ class Store:
             for a in manifest.arenas:
                 fd = os.open(os.path.join('tensors', a.name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
                 entry.arenas.append(fd)
-                _check_file(a.name, os.fstat(fd), a.nbytes)
+                _check_file(a.name, os.fstat(fd), a.nbytes, owner)
             entry.structure, author = _read('structure.pkl', at)
             if author != owner:
                 raise CorruptEntry(f'structure.pkl belongs to uid {author}, the manifest to uid {owner}')
@@ -297,15 +300,14 @@ class Store:
             raise StoreError(f'{self.root} is not a folder; mount the cache there: overmind-fs mount {self.root}')
         if self._seen == (root.st_dev, root.st_mtime_ns):
             return
-        try:
-            with open(os.path.join(self.root, 'status.json'), 'rb') as f:
-                status = json.load(f)
+        status = directory.status_of(self.root)
+        if status is not None:
             self.is_mount = True
             self.way = self._best(*[bool(status.get(n, {}).get('active')) for n in ('passthrough', 'fd_passing')])
-        except FileNotFoundError:
-            if self.is_mount:
-                # The folder below it is not a cache, and would be no place for a mount if it became one.
-                raise StoreError(f'the daemon is gone; start it again: overmind-fs mount {self.root}') from None
+        elif self.is_mount:
+            # The folder below it is not a cache, and would be no place for a mount if it became one.
+            raise StoreError(f'the daemon is gone; start it again: overmind-fs mount {self.root}')
+        else:
             directory.prepare(self.root)
             self.way = 'read' if self.access == 'read' else 'directory'
         self._seen, self._owner = (root.st_dev, root.st_mtime_ns), root.st_uid
@@ -358,7 +360,7 @@ class Store:
             errno.ENOTCONN: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
             errno.ECONNABORTED: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
             errno.ENOSPC: 'no room in the cache; see overmind-fs status, and --max-bytes of overmind-fs mount',
-            errno.EACCES: f'no permission; {self.root} belongs to another user',
+            errno.EACCES: 'no permission; it, or a folder above it, belongs to another user',
             errno.EDQUOT: 'this user has too many fills under way',
             errno.EPERM: f'not permitted; this entry, or all of {self.root}, belongs to another user',
             errno.EINVAL: 'the cache refuses it; the log of overmind-fs says why',
@@ -450,9 +452,11 @@ def _check_size(name: str, nbytes: int, said: int) -> None:
         raise CorruptEntry(f'{name} has {nbytes} bytes, the manifest says {said}')
 
 
-def _check_file(name: str, info: os.stat_result, said: int) -> None:
+def _check_file(name: str, info: os.stat_result, said: int, owner: int) -> None:
     if not stat.S_ISREG(info.st_mode):
         raise CorruptEntry(f'{name} is not a file')
+    if info.st_uid not in (owner, 0):
+        raise CorruptEntry(f'the manifest belongs to uid {owner}, {name} to uid {info.st_uid}')
     _check_size(name, info.st_size, said)
 
 
