@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -78,6 +79,46 @@ func TestClientCommandsOnPlainFolder(t *testing.T) {
 	wantRun(t, exitOK, "", "evict", "tiny", "--root", root)
 	if ids, err := entryIDs(root); err != nil || len(ids) != 0 {
 		t.Errorf("left: %v (%v)", ids, err)
+	}
+}
+
+// What goes leaves its place whole, and what entries share is freed with the last of them.
+func TestEvictFromAPlainFolder(t *testing.T) {
+	root := t.TempDir()
+	for _, name := range []string{"pipelines", "staging", "locks"} {
+		must(t, os.Mkdir(filepath.Join(root, name), 0o755))
+	}
+	first := fstest.Fill{Root: root, ID: "a", Size: 8 * mib, Mapped: true}
+	must(t, first.Run())
+	second := fstest.Fill{Root: root, ID: "b", Size: 8 * mib, Mapped: true, From: first.Entry()}
+	must(t, second.Run())
+	const files = 5000
+	for n := range files {
+		must(t, os.WriteFile(filepath.Join(second.Entry(), "tensors", fmt.Sprint(n)), nil, 0o600))
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for { // a part of b, while it still has its name
+			names, err := os.ReadDir(filepath.Join(second.Entry(), "tensors"))
+			if err != nil {
+				return
+			}
+			if _, err := os.Stat(second.Entry()); err == nil && len(names) != files+1 {
+				t.Errorf("%d files of %d are there", len(names), files+1)
+				return
+			}
+		}
+	}()
+	wantRun(t, exitOK, "(8.0 MiB shared)", "du", "--root", root)
+	wantRun(t, exitOK, "1 evicted, 294 KiB freed", "evict", "b", "--root", root)
+	<-done
+	wantRun(t, exitOK, "1 evicted, 8.3 MiB freed", "evict", "a", "--root", root)
+	for _, name := range []string{"pipelines", "staging"} {
+		left, err := os.ReadDir(filepath.Join(root, name))
+		if err != nil || len(left) > 0 {
+			t.Errorf("%s: %v (%v)", name, left, err)
+		}
 	}
 }
 

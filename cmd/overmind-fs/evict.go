@@ -89,7 +89,7 @@ func (s selection) evict(root string) error {
 	for _, id := range ids {
 		e, err := s.look(root, id)
 		if err == nil && e != nil {
-			err = removeEntry(e.path)
+			err = removeEntry(root, id)
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -184,14 +184,23 @@ func (s selection) look(root, id string) (*entry, error) {
 	return e, nil
 }
 
-// removeEntry takes one step on a mount; a plain folder has to be emptied.
-func removeEntry(path string) error {
+// removeEntry takes one step on a mount. On a plain folder the entry first leaves its place, whole: a reader must not
+// find a part of it.
+func removeEntry(root, id string) error {
+	path := filepath.Join(pipelinesOf(root), id)
 	err := unix.Rmdir(path)
 	if errors.Is(err, unix.ENOTEMPTY) {
-		err = os.RemoveAll(path)
+		// "overmind gc" removes what has such a name, if this process cannot.
+		aside := filepath.Join(root, "staging", fmt.Sprintf(".old-%s.%d", id, os.Getpid()))
+		if err = unix.Rename(path, aside); err == nil {
+			path = aside
+		}
+		if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EXDEV) {
+			err = os.RemoveAll(path)
+		}
 	}
 	if err != nil {
-		return fmt.Errorf("evict %w", gone(filepath.Base(path), err))
+		return fmt.Errorf("evict %w", gone(id, err))
 	}
 	return nil
 }
