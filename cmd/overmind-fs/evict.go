@@ -12,6 +12,8 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
+
+	"overmind-fs/fs/store"
 )
 
 func cmdEvict() *cli.Command {
@@ -192,11 +194,11 @@ func removeEntry(root, id string) error {
 	if errors.Is(err, unix.ENOTEMPTY) {
 		// "overmind gc" removes what has such a name, if this process cannot.
 		aside := filepath.Join(root, "staging", fmt.Sprintf(".old-%s.%d", id, os.Getpid()))
-		if err = unix.Rename(path, aside); err == nil {
-			path = aside
-		}
-		if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EXDEV) {
-			err = os.RemoveAll(path)
+		switch err = unix.Rename(path, aside); {
+		case err == nil:
+			err = os.RemoveAll(aside)
+		case errors.Is(err, unix.EXDEV): // a lower layer of an overlay. Without a manifest there is no entry
+			err = errors.Join(os.Remove(filepath.Join(path, store.ManifestName)), os.RemoveAll(path))
 		}
 	}
 	if err != nil {

@@ -255,8 +255,7 @@ def publish(root: str, id: str) -> None:
     except OSError as e:
         if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
-        with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
-            os.rename(target, aside)
+        set_aside(target, aside)
         os.rename(source, target)
     for folder in {os.path.dirname(p) for p in paths}:
         _sync(folder)
@@ -265,6 +264,22 @@ def publish(root: str, id: str) -> None:
 def aside_of(id: str) -> str:
     """Where an entry goes that is removed: no id begins with a dot."""
     return f'staging/.old-{id}'
+
+
+def set_aside(entry: str, aside: str, source: int | None = None, target: int | None = None) -> None:
+    """Take an entry out of its place, whole; it may be gone already. The numbers are folders that the paths start from.
+    Raises OSError."""
+    try:
+        os.rename(entry, aside, src_dir_fd=source, dst_dir_fd=target)
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        if e.errno != errno.EXDEV:
+            raise
+        # It is in a lower layer of an overlay, as what comes with the image of a container: its folders cannot be renamed.
+        # Without a manifest there is no entry.
+        remove(f'{entry}/manifest', source)
+        remove(entry, source)
 
 
 def remove(path: str, folder: int | None = None) -> None:

@@ -141,7 +141,7 @@ class Cache:
             if not self._dry_run:
                 aside = f'{_ASIDE}{entry.id}'
                 directory.remove(aside, self._staging)
-                os.rename(entry.id, aside, src_dir_fd=self._pipelines, dst_dir_fd=self._staging)
+                directory.set_aside(entry.id, aside, self._pipelines, self._staging)
                 directory.remove(aside, self._staging)
             return True
 

@@ -360,7 +360,7 @@ class Store:
             errno.ENOTCONN: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
             errno.ECONNABORTED: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
             errno.ENOSPC: 'no room in the cache; see overmind-fs status, and --max-bytes of overmind-fs mount',
-            errno.EACCES: 'no permission; it, or a folder above it, belongs to another user',
+            errno.EACCES: 'no permission; see the owner and the mode of it, and of the folders above it',
             errno.EDQUOT: 'this user has too many fills under way',
             errno.EPERM: f'not permitted; this entry, or all of {self.root}, belongs to another user',
             errno.EINVAL: 'the cache refuses it; the log of overmind-fs says why',

@@ -8,8 +8,9 @@ import fcntl
 import os
 import pathlib
 import shutil
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -142,10 +143,10 @@ def test_an_entry_that_is_evicted_while_it_is_replaced(root: pathlib.Path, monke
         (root / folder / 'a' / folder).touch()
     real = os.rename
 
-    def rename(source: str, target: str) -> None:
+    def rename(source: str, target: str, **folders: int) -> None:
         if target.startswith(f'{root}/staging'):
             shutil.rmtree(source)
-        real(source, target)
+        real(source, target, **folders)
 
     monkeypatch.setattr(os, 'rename', rename)
     directory.publish(str(root), 'a')
@@ -168,3 +169,34 @@ def test_two_collect_at_once(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
         assert cache.collect(0, None).removed == []
     finally:
         cache.close()
+
+
+@pytest.fixture
+def layered(root: pathlib.Path, tmp_path: pathlib.Path, checkpoint: str) -> Iterator[pathlib.Path]:
+    """A cache with an entry that is part of the image of a container."""
+    load(torch.load, checkpoint)
+    for name in ('upper', 'work'):
+        (tmp_path / name).mkdir()
+    options = f'lowerdir={root},upperdir={tmp_path / "upper"},workdir={tmp_path / "work"}'
+    line = ['mount', '-t', 'overlay', 'overlay', '-o', options, str(root)]
+    if subprocess.run(line, capture_output=True).returncode:
+        pytest.skip('no overlay can be mounted here')
+    yield root
+    subprocess.run(['umount', '--lazy', str(root)], check=True)
+
+
+def test_an_entry_of_an_image_is_replaced(layered: pathlib.Path, checkpoint: str) -> None:
+    load(torch.load, checkpoint)
+    torch.save(torch.arange(7.0), checkpoint)
+    assert len(load(torch.load, checkpoint)) == len(load(torch.load, checkpoint)) == 7
+    assert [x.outcome for x in stats().loads] == ['miss', 'hit', 'miss', 'hit']
+
+
+def test_an_entry_of_an_image_is_collected(layered: pathlib.Path) -> None:
+    cache = reclaim.Cache(str(layered), dry_run=False)
+    try:
+        report = cache.collect(0, None)
+    finally:
+        cache.close()
+    assert [one.kind for one in report.removed] == ['entry', 'lock']
+    assert os.listdir(layered / 'pipelines') == os.listdir(layered / 'staging') == []
