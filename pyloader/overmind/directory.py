@@ -276,8 +276,8 @@ def set_aside(entry: str, aside: str, source: int | None = None, target: int | N
     except OSError as e:
         if e.errno != errno.EXDEV:
             raise
-        # It is in a lower layer of an overlay, as what comes with the image of a container: its folders cannot be renamed.
-        # Without a manifest there is no entry.
+        # It is in a lower layer of an overlay, as what comes with the image of a container: no folder in it can be
+        # renamed. Without a manifest there is no entry.
         remove(f'{entry}/manifest', source)
         remove(entry, source)
 
