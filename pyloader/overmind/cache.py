@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overmind import statistics
-from overmind.errors import Bypass, CorruptEntry, OvermindError, StoreError, Unkeyable
+from overmind.errors import Bypass, CorruptEntry, Hangs, OvermindError, StoreError, Unkeyable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey, lookup
 from overmind.logs import configure, logger, warn_once
@@ -142,7 +142,8 @@ class _Session:
         if self._settings.strict:
             self._count('bypass', str(why))
             raise why
-        warn_once(f'{type(why).__name__}:{why}', f'{self._load.loader} is loaded without the cache: {why}')
+        about = 'Hangs' if isinstance(why, Hangs) else f'{type(why).__name__}:{why}'
+        warn_once(about, f'{self._load.loader} is loaded without the cache: {why}')
 
     def _count(self, outcome: statistics.Outcome, reason: str = '') -> None:
         self._load.outcome, self._load.reason, self._counted = outcome, reason, True

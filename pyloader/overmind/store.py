@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from overmind import directory
 from overmind.deadline import guarded
-from overmind.errors import CorruptEntry, Hangs, StoreError
+from overmind.errors import CorruptEntry, Hangs, StillHangs, StoreError
 from overmind.logs import warn_once
 from overmind.manifest import Manifest, decode
 from overmind.users import outer
@@ -323,7 +323,7 @@ class Store:
     def guard(self, work: Callable[[], T], seconds: float = 0, late: Callable[[T], None] | None = None) -> T:
         left = self._hung_until - time.monotonic()
         if left > 0:
-            raise StoreError(f'{self.root} did not answer; the daemon is tried again in {left:.0f} s')
+            raise StillHangs(f'{self.root} did not answer; the daemon is tried again in {left:.0f} s')
         try:
             return guarded(self.root, seconds or self.deadline, work, late)
         except Hangs:
