@@ -292,6 +292,7 @@ def test_mount_point_whose_daemon_is_gone(daemon: Daemon, fork_child: ForkChild)
     daemon.stop()
     said = refused(daemon.root, fork_child)
     assert f'overmind-fs mount {daemon.root}' in said
+    assert 'bind the parent, with rslave' in said
     os.removexattr(daemon.root, 'user.overmind.mountpoint')
     assert fork_child(daemon.root, OVERMIND_STRICT='1').ask('load assorted')['misses'] == 1
 

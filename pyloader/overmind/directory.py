@@ -17,6 +17,7 @@ from typing import Any
 from overmind.errors import CorruptEntry, StoreError
 from overmind.logs import logger
 from overmind.settings import current
+from overmind.users import unmapped
 
 FORMAT = 1
 TAG = 'CACHEDIR.TAG'
@@ -111,7 +112,8 @@ def _begin(root: str) -> bool:
         os.getxattr(root, MOUNT_POINT)
         raise StoreError(
             f'{root} is the mount point of a daemon that is gone; start it again: overmind-fs mount {root} '
-            f'(to use the folder without one: setfattr -x {MOUNT_POINT} {root})'
+            '(where a container does not see its mount: bind the parent, with rslave propagation; '
+            f'to use the folder without one: setfattr -x {MOUNT_POINT} {root})'
         )
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -131,6 +133,8 @@ def _begin(root: str) -> bool:
 def _check_owner(path: str, info: os.stat_result, allowed: int = 0) -> None:
     """Who may change a folder may have every reader unpickle something else. Root may anyway. With a mode bit allowed,
     that one makes up for being open to others: in a sticky folder, nobody removes or renames what is another's."""
+    if unmapped(info.st_uid):
+        raise StoreError(f'{path} belongs to a user who has no uid in this user namespace')
     if info.st_uid != 0 and info.st_uid not in current().trust:
         raise StoreError(f'{path} belongs to uid {info.st_uid}, whom OVERMIND_TRUST does not name')
     if info.st_mode & 0o022 and not info.st_mode & allowed:

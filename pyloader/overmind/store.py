@@ -390,7 +390,7 @@ class Store:
         try:
             while True:
                 with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._flock(lock.fd)
                     if self.is_mount or self._is_named(lock.fd, id):
                         return lock
                     lock.release()  # gc has removed it while this one waited
@@ -405,6 +405,14 @@ class Store:
         except BaseException:
             lock.release()
             raise
+
+    def _flock(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError as e:  # such as NFS without its lock daemon
+            raise StoreError(f'{self.root}: no file can be locked there ({e.strerror}); use a local folder') from e
 
     def _open_lock(self, id: str) -> int:
         path = os.path.join(self.root, 'locks', self.name(id))

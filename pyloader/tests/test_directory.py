@@ -200,3 +200,12 @@ def test_an_entry_of_an_image_is_collected(layered: pathlib.Path) -> None:
         cache.close()
     assert [one.kind for one in report.removed] == ['entry', 'lock']
     assert os.listdir(layered / 'pipelines') == os.listdir(layered / 'staging') == []
+
+
+def test_a_file_system_without_locks(root: pathlib.Path, checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, 'flock', flock)
+    with pytest.raises(StoreError, match='no file can be locked there'):
+        load(torch.load, checkpoint)
