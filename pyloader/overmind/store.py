@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import os
 import stat
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from overmind import directory
 from overmind.deadline import guarded
 from overmind.errors import CorruptEntry, Hangs, StillHangs, StoreError
+from overmind.locks import Lock, held
 from overmind.logs import warn_once
 from overmind.manifest import Manifest, decode
 from overmind.users import outer
@@ -69,43 +69,6 @@ class OpenEntry:
         if self.folder >= 0:
             close(self.folder)
             self.folder = -1
-
-
-@dataclass(slots=True)
-class Lock:
-    """``locks/<id>`` held exclusively."""
-
-    fd: int
-
-    def release(self) -> None:
-        """Once; and not at all in a forked child, whose number may be that of another file by now."""
-        if self.fd in _held:
-            _held.discard(self.fd)
-            # A child that no hook of Python saw, such as one of a C library, shares the open file.
-            with contextlib.suppress(OSError):
-                fcntl.flock(self.fd, fcntl.LOCK_UN)
-            close(self.fd)
-        self.fd = -1
-
-
-# Held or waited for. A forked child must not keep its parent's locks alive.
-_held: set[int] = set()
-
-
-def adopt(fd: int) -> None:
-    """An inherited lock stays held for as long as this process lives, and is not passed on."""
-    os.set_inheritable(fd, False)
-    _held.add(fd)
-
-
-def _drop_locks_in_child() -> None:
-    for fd in _held:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_drop_locks_in_child)
 
 
 class Store:
@@ -384,18 +347,18 @@ class Store:
             return self._open_lock(id)
 
         fd = self.guard(acquire, late=close)
-        _held.add(fd)
+        held.add(fd)
         lock = Lock(fd)
         until, pause = time.monotonic() + seconds, 0.001
         try:
             while True:
                 with contextlib.suppress(BlockingIOError):
-                    self._flock(lock.fd)
+                    lock.take(self.root)
                     if self.is_mount or self._is_named(lock.fd, id):
                         return lock
                     lock.release()  # gc has removed it while this one waited
                     lock = Lock(self.guard(acquire, late=close))
-                    _held.add(lock.fd)
+                    held.add(lock.fd)
                 if time.monotonic() > until:
                     lock.release()
                     return None
@@ -405,14 +368,6 @@ class Store:
         except BaseException:
             lock.release()
             raise
-
-    def _flock(self, fd: int) -> None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise
-        except OSError as e:  # such as NFS without its lock daemon
-            raise StoreError(f'{self.root}: no file can be locked there ({e.strerror}); use a local folder') from e
 
     def _open_lock(self, id: str) -> int:
         path = os.path.join(self.root, 'locks', self.name(id))
@@ -433,7 +388,7 @@ class Store:
             return self._open_lock(id)
 
         fd = self.guard(attend, late=close)
-        _held.add(fd)
+        held.add(fd)
         return Lock(fd)
 
     # ---- filling
