@@ -40,6 +40,9 @@ func cmdEvict() *cli.Command {
 			if err != nil {
 				return err
 			}
+			if err := checkRemovable(root); err != nil {
+				return err
+			}
 			return s.evict(root)
 		},
 	}
