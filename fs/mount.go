@@ -136,6 +136,9 @@ func New(opts Options) (*Mount, error) {
 		if socket != nil {
 			socket.Close()
 		}
+		if !direct {
+			return nil, fmt.Errorf("mount %s: %w", opts.Dir, helperFailed(err))
+		}
 		return nil, fmt.Errorf("mount %s: %w", opts.Dir, refused(err))
 	}
 	// Before the first request is served, so that all handles of the mount agree.

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/user"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -126,6 +128,18 @@ func helperMounts(helper string) error {
 		return &MissingError{path + " is on a file system that is mounted nosuid", "install the package fuse3 in another place"}
 	}
 	return nil
+}
+
+// helperFailed says why the helper did not mount. Its own words go to standard error, past go-fuse.
+func helperFailed(err error) error {
+	uid := os.Getuid()
+	var unknown user.UnknownUserIdError
+	if _, lookup := user.LookupId(strconv.Itoa(uid)); errors.As(lookup, &unknown) {
+		return &MissingError{
+			fmt.Sprintf("user %d has no name, and fusermount3 asks for one", uid), "as root: a line for it in /etc/passwd",
+		}
+	}
+	return fmt.Errorf("%s; the lines before this one, on standard error or in the log, say why", strings.TrimSpace(err.Error()))
 }
 
 // AllowsOther says whether a file fuse.conf lets ordinary users share a mount with others.

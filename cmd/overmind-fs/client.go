@@ -98,6 +98,12 @@ func readEntry(root, id string) (*entry, error) {
 	e.bytes = e.manifest.DataBytes() + e.manifest.StructureNbytes + uint64(len(buf))
 	if a, err := readAttributes(e.path); err == nil {
 		e.attributes, e.live = a, true
+		return e, nil
+	}
+	for _, a := range e.manifest.Arenas { // on a plain folder an arena is a hard link
+		if err := unix.Lstat(filepath.Join(e.path, "tensors", a.Name), &st); err == nil && st.Nlink > 1 {
+			e.shared += a.Nbytes
+		}
 	}
 	return e, nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -59,12 +60,20 @@ func TestClientCommandsOnMount(t *testing.T) {
 	}
 }
 
-// The same commands on a plain folder, filled by the same steps.
-func TestClientCommandsOnPlainFolder(t *testing.T) {
+// plainFolder is an empty cache without a daemon.
+func plainFolder(t *testing.T) string {
+	t.Helper()
 	root := t.TempDir()
 	for _, name := range []string{"pipelines", "staging", "locks"} {
 		must(t, os.Mkdir(filepath.Join(root, name), 0o755))
 	}
+	must(t, os.WriteFile(filepath.Join(root, "CACHEDIR.TAG"), []byte("Signature: 0\novermind-format: 1\n"), 0o644))
+	return root
+}
+
+// The same commands on a plain folder, filled by the same steps.
+func TestClientCommandsOnPlainFolder(t *testing.T) {
+	root := plainFolder(t)
 	f := fstest.Fill{Root: root, ID: "tiny-aaa", Size: mib, Mapped: true}
 	must(t, f.Run())
 	wantRun(t, exitOK, "tiny-aaa", "ls", "--root", root)
@@ -79,6 +88,70 @@ func TestClientCommandsOnPlainFolder(t *testing.T) {
 	if ids, err := entryIDs(root); err != nil || len(ids) != 0 {
 		t.Errorf("left: %v (%v)", ids, err)
 	}
+}
+
+// What goes leaves its place whole, and what entries share is freed with the last of them.
+func TestEvictFromAPlainFolder(t *testing.T) {
+	root := plainFolder(t)
+	first := fstest.Fill{Root: root, ID: "a", Size: 8 * mib, Mapped: true}
+	must(t, first.Run())
+	second := fstest.Fill{Root: root, ID: "b", Size: 8 * mib, Mapped: true, From: first.Entry()}
+	must(t, second.Run())
+	const files = 5000
+	for n := range files {
+		must(t, os.WriteFile(filepath.Join(second.Entry(), "tensors", fmt.Sprint(n)), nil, 0o600))
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for { // a part of b, while it still has its name
+			names, err := os.ReadDir(filepath.Join(second.Entry(), "tensors"))
+			if err != nil {
+				return
+			}
+			if _, err := os.Stat(second.Entry()); err == nil && len(names) != files+1 {
+				t.Errorf("%d files of %d are there", len(names), files+1)
+				return
+			}
+		}
+	}()
+	wantRun(t, exitOK, "(8.0 MiB shared)", "du", "--root", root)
+	wantRun(t, exitOK, "1 evicted, 294 KiB freed", "evict", "b", "--root", root)
+	<-done
+	wantRun(t, exitOK, "1 evicted, 8.3 MiB freed", "evict", "a", "--root", root)
+	for _, name := range []string{"pipelines", "staging"} {
+		left, err := os.ReadDir(filepath.Join(root, name))
+		if err != nil || len(left) > 0 {
+			t.Errorf("%s: %v (%v)", name, left, err)
+		}
+	}
+}
+
+// A folder that has folders in pipelines is not a cache for that.
+func TestEvictRemovesNothingFromAnotherFolder(t *testing.T) {
+	root, outside := plainFolder(t), t.TempDir()
+	for _, folder := range []string{filepath.Join(root, "pipelines", "text"), filepath.Join(outside, "mine")} {
+		must(t, os.MkdirAll(folder, 0o755))
+		must(t, os.WriteFile(filepath.Join(folder, "file"), nil, 0o644))
+	}
+	tag := filepath.Join(root, "CACHEDIR.TAG")
+	must(t, os.Rename(tag, tag+"~"))
+	for _, words := range [][]string{{"--all"}, {"text"}, {"--prefix", "text"}} {
+		wantRun(t, exitNotFound, "no CACHEDIR.TAG of overmind-fs", append(append([]string{"evict"}, words...), "--root", root)...)
+	}
+	must(t, os.Rename(tag+"~", tag))
+	pipelines := filepath.Join(root, "pipelines")
+	must(t, os.Rename(pipelines, pipelines+"~"))
+	must(t, os.Symlink(outside, pipelines))
+	wantRun(t, exitNotFound, "its pipelines are a link", "evict", "--all", "--root", root)
+	must(t, os.Remove(pipelines))
+	must(t, os.Rename(pipelines+"~", pipelines))
+	for _, file := range []string{filepath.Join(pipelines, "text", "file"), filepath.Join(outside, "mine", "file")} {
+		if _, err := os.Stat(file); err != nil {
+			t.Error(err)
+		}
+	}
+	wantRun(t, exitOK, "evicted text", "evict", "--all", "--root", root) // damaged, but of a cache
 }
 
 func TestNoCache(t *testing.T) {

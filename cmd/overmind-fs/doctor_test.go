@@ -106,3 +106,25 @@ func TestDoctorOfAnotherUser(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
+
+// On a mount for all, other users' entries cannot be read, and are no reason to say nothing.
+func TestDoctorOfAUserAmongOthers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to become somebody else")
+	}
+	dir := t.TempDir()
+	must(t, os.Chmod(filepath.Dir(dir), 0o755))
+	d := startDaemon(t, dir, "--allow-other", "--passthrough", "off")
+	fill(t, d.dir, "a")
+	cmd := command("doctor", "--root", d.dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
+	out, _ := cmd.CombinedOutput()
+	if !strings.Contains(string(out), d.dir+": no passthrough: switched off") {
+		t.Error(string(out))
+	}
+	pin := command("pin", "a", "--root", d.dir)
+	pin.SysProcAttr = cmd.SysProcAttr
+	if out, err := pin.CombinedOutput(); err == nil || !strings.Contains(string(out), "pin a: permission denied") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

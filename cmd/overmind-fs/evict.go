@@ -12,6 +12,8 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
+
+	"overmind-fs/fs/store"
 )
 
 func cmdEvict() *cli.Command {
@@ -36,6 +38,9 @@ func cmdEvict() *cli.Command {
 			}
 			root, err := cacheRoot(c)
 			if err != nil {
+				return err
+			}
+			if err := checkRemovable(root); err != nil {
 				return err
 			}
 			return s.evict(root)
@@ -89,7 +94,7 @@ func (s selection) evict(root string) error {
 	for _, id := range ids {
 		e, err := s.look(root, id)
 		if err == nil && e != nil {
-			err = removeEntry(e.path)
+			err = removeEntry(root, id)
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -184,14 +189,23 @@ func (s selection) look(root, id string) (*entry, error) {
 	return e, nil
 }
 
-// removeEntry takes one step on a mount; a plain folder has to be emptied.
-func removeEntry(path string) error {
+// removeEntry takes one step on a mount. On a plain folder the entry first leaves its place, whole: a reader must not
+// find a part of it.
+func removeEntry(root, id string) error {
+	path := filepath.Join(pipelinesOf(root), id)
 	err := unix.Rmdir(path)
 	if errors.Is(err, unix.ENOTEMPTY) {
-		err = os.RemoveAll(path)
+		// "overmind gc" removes what has such a name, if this process cannot.
+		aside := filepath.Join(root, "staging", fmt.Sprintf(".old-%s.%d", id, os.Getpid()))
+		switch err = unix.Rename(path, aside); {
+		case err == nil:
+			err = os.RemoveAll(aside)
+		case errors.Is(err, unix.EXDEV): // a lower layer of an overlay. Without a manifest there is no entry
+			err = errors.Join(os.Remove(filepath.Join(path, store.ManifestName)), os.RemoveAll(path))
+		}
 	}
 	if err != nil {
-		return fmt.Errorf("evict %w", gone(filepath.Base(path), err))
+		return fmt.Errorf("evict %w", gone(id, err))
 	}
 	return nil
 }

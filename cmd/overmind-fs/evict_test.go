@@ -95,7 +95,7 @@ func TestEvictOlderThan(t *testing.T) {
 
 // An entry that cannot be read can be removed.
 func TestEvictDamaged(t *testing.T) {
-	root := t.TempDir()
+	root := plainFolder(t)
 	for _, name := range []string{"pipelines/a", "pipelines/b/tensors", "staging", "locks"} {
 		must(t, os.MkdirAll(filepath.Join(root, name), 0o755))
 	}

@@ -32,7 +32,11 @@ func pinCommand(name, usage, value string) *cli.Command {
 			}
 			return eachEntry(root, c.Args().Slice(), func(path string) error {
 				// Some plain folders would store any attribute.
-				if _, err := attribute(path, overmindfs.AttrPinned); err != nil {
+				_, err := attribute(path, overmindfs.AttrPinned)
+				switch {
+				case errors.Is(err, unix.EACCES), errors.Is(err, unix.ENOENT):
+					return fmt.Errorf("%s %w", name, gone(filepath.Base(path), err))
+				case err != nil:
 					return fmt.Errorf("%s: %w: a plain folder evicts nothing", root, errNoMount)
 				}
 				if err := unix.Setxattr(path, overmindfs.AttrPinned, []byte(value), 0); err != nil {

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
 	overmindfs "overmind-fs/fs"
 )
@@ -59,6 +61,29 @@ func checkRoot(root string) error {
 		return fmt.Errorf("%s: %w: there is no such folder", root, errNoMount)
 	}
 	return fmt.Errorf("%s: %w, nor a folder with a cache in it: \"overmind-fs mount %s\" makes it one", root, errNoMount, root)
+}
+
+// checkRemovable says why nothing may be removed from a folder: what is called pipelines may be anything, the sources of
+// a program for one, unless a mount or the tag of a cache says what it is.
+func checkRemovable(root string) error {
+	if dir, err := mountPointOf(root); err == nil {
+		if health, _ := overmindfs.ProbeMount(dir); health == overmindfs.AliveMount {
+			return nil
+		}
+	}
+	fd, err := unix.Open(filepath.Join(root, "CACHEDIR.TAG"), unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err == nil {
+		tag := os.NewFile(uintptr(fd), "CACHEDIR.TAG")
+		text := make([]byte, 4096)
+		n, _ := tag.Read(text)
+		_ = tag.Close()
+		info, err := os.Lstat(pipelinesOf(root))
+		if strings.Contains(string(text[:n]), "\novermind-format: ") && err == nil && info.IsDir() {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s: %w, nor a cache in a folder: it has no CACHEDIR.TAG of overmind-fs, or its pipelines are a link",
+		root, errNoMount)
 }
 
 // mountPointOf returns the path as mountinfo shows it, following symbolic links without asking a daemon.

@@ -65,8 +65,9 @@ def test_hanging_daemon_hangs_nobody(daemon: Daemon, fork_child: ForkChild, trut
             assert answer['digest'] == truth
     assert answer['bypasses'] == 2
     assert 'the daemon hangs' in answer['reasons'][0]
-    # The second load has not tried again.
+    # The second load has not tried again, and for how long is no new warning each second.
     assert 'the daemon is tried again in' in answer['reasons'][1]
+    assert child.stderr.count(WARNING) == 1, child.stderr
 
 
 @every_way

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,17 @@ from integration.tests.stages import STAGES
 
 _COMMAND = 'from overmind.run.command import main; main()'
 DAY = 86400
+
+# The interpreter may lie where another user cannot look: what it needs is imported as root.
+_AS_USER = """
+import os, sys
+import overmind.gc
+uid = int(sys.argv[1])
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+sys.exit(overmind.gc.main(sys.argv[3:]))
+"""
 
 
 def gc(*arguments: str | Path, status: int = 0) -> str:
@@ -87,6 +99,43 @@ def test_what_entries_share_counts_once(root: Path, fork_child: ForkChild) -> No
     assert len(entries(root)) == 2
     gc(root, '--max-bytes', str(sum(nbytes.values()) - 1))
     assert entries(root) == [two]
+
+
+def test_what_entries_shared_is_freed_with_the_last_of_them(root: Path, fork_child: ForkChild) -> None:
+    """Counted as if it were still there, it would cost entries that have room."""
+    *sharing, other = fill(root, fork_child, 'numbered 1', 'numbered 01', 'numbered 001', 'numbered 2')
+    room = str(sum(path.stat().st_blocks * 512 for path in other.rglob('*') if path.is_file()))
+    for dry_run in (['--dry-run'], []):
+        said = gc(root, '--max-bytes', room, *dry_run)
+        assert '3 entries and 0 dead fills' in said
+        assert '; 1 entries are left' in said
+        assert all(f'  {entry.name}\n' in said for entry in sharing)
+    assert entries(root) == [other]
+    gc(root, '--max-bytes', '0')
+
+
+def test_a_cache_that_was_only_begun(root: Path, fork_child: ForkChild) -> None:
+    fill(root, fork_child, 'numbered 1')
+    for folder in ('pipelines', 'staging', 'locks'):
+        shutil.rmtree(root / folder)
+    assert '0 entries are left' in gc(root, '--max-bytes', '0')
+
+
+def test_an_entry_that_cannot_be_read(root: Path, fork_child: ForkChild) -> None:
+    """Root has filled the cache of a user, who hears that it is there."""
+    if os.geteuid() != 0:
+        pytest.skip('only root gives files away')
+    theirs, ours = fill(root, fork_child, 'numbered 1', 'numbered 2')
+    for path in (root, *root.rglob('*')):
+        if path != theirs:
+            os.chown(path, 4242, 4242)
+    for folder in (root.parent, root.parent.parent, root.parent.parent.parent):
+        folder.chmod(0o755)
+    line = [sys.executable, '-c', _AS_USER, '4242', 'gc', str(root), '--max-bytes', '0']
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, env=environment())
+    assert (done.returncode, theirs.name in done.stderr) == (1, True), done
+    assert '1 more entries cannot be read' in done.stderr
+    assert not ours.exists()
 
 
 def test_what_a_process_has_mapped_stays(root: Path, fork_child: ForkChild) -> None:

@@ -248,6 +248,17 @@ def test_folder_with_something_else_in_it(root: Path, fork_child: ForkChild) -> 
     assert 'nor an empty folder' in refused(root, fork_child)
 
 
+def test_folder_with_a_file_of_the_name_that_a_mount_has(root: Path, fork_child: ForkChild) -> None:
+    """Anybody can put one, and folders to be filled, into an empty folder with the sticky bit."""
+    root.chmod(0o1777)
+    for text in ('{"passthrough": {"active": true}}', 'no JSON'):
+        (root / 'status.json').write_text(text)
+        assert 'nor an empty folder' in refused(root, fork_child)
+    for name in ('pipelines', 'staging', 'locks'):
+        (root / name).mkdir()
+    assert 'nor an empty folder' in refused(root, fork_child)
+
+
 def test_cache_of_another_version(filled: tuple[Path, str], root: Path, fork_child: ForkChild) -> None:
     text = (root / 'CACHEDIR.TAG').read_text()
     assert text.startswith('Signature: 8a477f597d28d172789f06886806bc55\n')
@@ -281,6 +292,7 @@ def test_mount_point_whose_daemon_is_gone(daemon: Daemon, fork_child: ForkChild)
     daemon.stop()
     said = refused(daemon.root, fork_child)
     assert f'overmind-fs mount {daemon.root}' in said
+    assert 'bind the parent, with rslave' in said
     os.removexattr(daemon.root, 'user.overmind.mountpoint')
     assert fork_child(daemon.root, OVERMIND_STRICT='1').ask('load assorted')['misses'] == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from integration.tests.conftest import ForkChild
 from integration.tests.spaces import Space
 
 UID = 65534
+NAMELESS = 54321
 AS_USER = ['setpriv', f'--reuid={UID}', f'--regid={UID}', '--clear-groups']
 NO_PASSTHROUGH = 'the daemon lacks CAP_SYS_ADMIN in the initial user namespace'
 
@@ -231,3 +233,18 @@ def test_helper_that_is_missing_or_powerless(place: Place, helper: Path, open_de
     if shutil.which('fusermount3') is None and shutil.which('fusermount') is None:
         assert 'fusermount3 was not found; install the package fuse3' in message(place, line)
         assert 'fusermount3 was not found' in diagnosis(place, line)
+
+
+def test_user_without_a_name(place: Place, helper: Path, open_device: Space) -> None:
+    """As a container has that is run with a number."""
+    with pytest.raises(KeyError):
+        pwd.getpwuid(NAMELESS)
+    for folder in (place.root, place.folder / 'run'):
+        os.chown(folder, NAMELESS, NAMELESS)
+    for options in ([], ['--background', f'--log-file={place.folder / "run" / "log"}']):
+        done = subprocess.run(
+            [*open_device.line(uid=NAMELESS), place.binary, 'mount', *options, str(place.root)],
+            env=place.environment(), capture_output=True, text=True, timeout=60, cwd='/',
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert f'user {NAMELESS} has no name, and fusermount3 asks for one' in done.stderr

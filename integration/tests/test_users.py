@@ -138,5 +138,21 @@ def test_users_of_one_mount(tmp_path: Path, uid: int, way: str) -> None:
         assert owners == {f'u{first}': first, f'u{second}': second, '': 0}
 
 
+def test_users_who_trust_without_share(tmp_path: Path, uid: int) -> None:
+    """What cannot be read is no reason to load without the cache for ever."""
+    import torch
+
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    checkpoint = tmp_path / 'x.pt'
+    torch.save(torch.nn.Linear(8, 8).state_dict(), checkpoint)
+    first, second = uid, uid - 1
+    turns = [(first, ''), (second, str(first)), (second, str(first))]
+    with Daemon(tmp_path / 'mnt', '--allow-other') as daemon:
+        answers = loads_as(turns, daemon.root, checkpoint, tmp_path / 'warm')
+        assert [(a['hits'], a['misses']) for a in answers] == [(0, 1), (0, 1), (1, 0)]
+        assert {entry.stat().st_uid for entry in entries(daemon.root)} == {first, second}
+
+
 def entries(root: Path) -> list[Path]:
     return list((root / 'pipelines').iterdir())

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from overmind.directory import MOUNT_TYPE
 from overmind.errors import StoreError
 from overmind.logs import logger
 from overmind.private import why_not_private
@@ -21,7 +22,6 @@ from overmind.settings import Settings
 
 LIMIT_SECONDS = 10.0  # for everything: waiting for another starter, starting, the first answer
 _POLL_SECONDS = 0.02
-_FSTYPE = 'fuse.overmind-fs'
 _started: str | None = None
 
 
@@ -90,7 +90,7 @@ def mount_owner(folder: str) -> int | None:
             if len(words) < 6 or len(source_words) < 3 or _unescaped(words[4]) != folder:
                 continue
             owner = None  # a later line lies above an earlier one
-            if source_words[0] == _FSTYPE:
+            if source_words[0] == MOUNT_TYPE:
                 options = dict(option.partition('=')[::2] for option in source_words[2].split(','))
                 owner = int(options.get('user_id', '-1'))
     return owner

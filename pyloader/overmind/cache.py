@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from overmind import statistics
 from overmind.collector import collector_paused
-from overmind.errors import Bypass, CorruptEntry, OvermindError, StoreError, Unkeyable
+from overmind.errors import Bypass, CorruptEntry, Hangs, OvermindError, StoreError, Unkeyable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey, lookup
+from overmind.locks import Lock
 from overmind.logs import configure, logger, warn_once
 from overmind.manifest import Manifest
 from overmind.nesting import inside, uncached
 from overmind.references import References, Registry, arguments
 from overmind.settings import Settings, current
 from overmind.statistics import Load
-from overmind.store import Lock, OpenEntry, Store
+from overmind.store import OpenEntry, Store
 from overmind.users import unmapped
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ class _Session:
         if self._settings.strict:
             self._count('bypass', str(why))
             raise why
-        warn_once(f'{type(why).__name__}:{why}', f'{self._load.loader} is loaded without the cache: {why}')
+        about = 'Hangs' if isinstance(why, Hangs) else f'{type(why).__name__}:{why}'
+        warn_once(about, f'{self._load.loader} is loaded without the cache: {why}')
 
     def _count(self, outcome: statistics.Outcome, reason: str = '') -> None:
         self._load.outcome, self._load.reason, self._counted = outcome, reason, True

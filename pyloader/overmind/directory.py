@@ -12,15 +12,18 @@ import os
 import stat
 import zlib
 from collections.abc import Iterable
+from typing import Any
 
 from overmind.errors import CorruptEntry, StoreError
 from overmind.logs import logger
 from overmind.settings import current
+from overmind.users import unmapped
 
 FORMAT = 1
 TAG = 'CACHEDIR.TAG'
 UNFINISHED_TAG = f'.{TAG}.'  # begins the name that the tag has first
 FOLDERS = ('pipelines', 'staging', 'locks')
+MOUNT_TYPE = 'fuse.overmind-fs'
 MOUNT_POINT = 'user.overmind.mountpoint'  # set by the daemon on a folder before it is mounted there
 WRITTEN = 'written.json'
 
@@ -77,6 +80,29 @@ def format_of(root: str) -> int | None:
     return int(words[0])
 
 
+def status_of(root: str) -> dict[str, Any] | None:
+    """What the daemon of a mount says of itself; None where there is no mount. Raises OSError."""
+    try:
+        with open(os.path.join(root, 'status.json'), 'rb') as f:
+            if not _is_mounted(os.fstat(f.fileno()).st_dev):
+                return None  # a file of that name, in a folder that nobody has looked at yet
+            status = json.load(f)
+            return status if isinstance(status, dict) else {}
+    except FileNotFoundError:
+        return None
+
+
+def _is_mounted(device: int) -> bool:
+    """Whether a device is a mount of the daemon. Where the kernel's table cannot be read, it is taken for one."""
+    number = f'{os.major(device)}:{os.minor(device)}'
+    try:
+        with open('/proc/self/mountinfo', encoding='utf-8', errors='surrogateescape') as table:
+            lines = [line.partition(' - ') for line in table]
+    except OSError:
+        return True
+    return any(mount.split(' ')[2] == number and of.startswith(f'{MOUNT_TYPE} ') for mount, _, of in lines)
+
+
 def _begin(root: str) -> bool:
     """Put the tag into an empty folder; False where the folder is not empty."""
     # What mkfs puts into a new file system is nobody's.
@@ -86,14 +112,16 @@ def _begin(root: str) -> bool:
         os.getxattr(root, MOUNT_POINT)
         raise StoreError(
             f'{root} is the mount point of a daemon that is gone; start it again: overmind-fs mount {root} '
-            f'(to use the folder without one: setfattr -x {MOUNT_POINT} {root})'
+            '(where a container does not see its mount: bind the parent, with rslave propagation; '
+            f'to use the folder without one: setfattr -x {MOUNT_POINT} {root})'
         )
-    beside = os.path.join(root, f'{UNFINISHED_TAG}{os.urandom(8).hex()}')
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), 'w') as f:
-        f.write(_TAG_TEXT)
-        f.flush()
-        os.fsync(f.fileno())
-    os.rename(beside, os.path.join(root, TAG))
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _put(TAG, _TAG_TEXT, 0o644, folder)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, os.path.join(root, TAG)) from e
+    finally:
+        os.close(folder)
     logger.info(
         '%s is an empty folder and no mount: the cache is kept in the folder itself, without a daemon and a budget; '
         '"overmind gc" removes what is old',
@@ -105,6 +133,8 @@ def _begin(root: str) -> bool:
 def _check_owner(path: str, info: os.stat_result, allowed: int = 0) -> None:
     """Who may change a folder may have every reader unpickle something else. Root may anyway. With a mode bit allowed,
     that one makes up for being open to others: in a sticky folder, nobody removes or renames what is another's."""
+    if unmapped(info.st_uid):
+        raise StoreError(f'{path} belongs to a user who has no uid in this user namespace')
     if info.st_uid != 0 and info.st_uid not in current().trust:
         raise StoreError(f'{path} belongs to uid {info.st_uid}, whom OVERMIND_TRUST does not name')
     if info.st_mode & 0o022 and not info.st_mode & allowed:
@@ -192,13 +222,24 @@ def finish(path: str, files: Iterable[str]) -> None:
 
 
 def _record(folder: int, sums: dict[str, int]) -> None:
-    beside = f'.{WRITTEN}.{os.getpid()}'
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o444, dir_fd=folder)
-    with open(fd, 'w') as f:
-        json.dump({'boot': boot_id(), 'crc32': sums}, f)
-        f.flush()
-        os.fsync(fd)
-    os.rename(beside, WRITTEN, src_dir_fd=folder, dst_dir_fd=folder)
+    _put(WRITTEN, json.dumps({'boot': boot_id(), 'crc32': sums}), 0o444, folder)
+
+
+def _put(name: str, text: str, mode: int, folder: int) -> None:
+    """A file that is there whole, on the disk, or not at all. Raises OSError."""
+    # Not the pid: processes of two containers, and two threads, have the same.
+    beside = f'.{name}.{os.urandom(8).hex()}'
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
+    try:
+        with open(fd, 'w') as f:
+            f.write(text)
+            f.flush()
+            os.fsync(fd)
+        os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:  # such as a full disk: the next load would leave one more
+        with contextlib.suppress(OSError):
+            os.unlink(beside, dir_fd=folder)
+        raise
 
 
 def _sync(name: str, folder: int | None = None) -> None:
@@ -218,7 +259,7 @@ def publish(root: str, id: str) -> None:
     except OSError as e:
         if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
-        os.rename(target, aside)
+        set_aside(target, aside)
         os.rename(source, target)
     for folder in {os.path.dirname(p) for p in paths}:
         _sync(folder)
@@ -227,6 +268,22 @@ def publish(root: str, id: str) -> None:
 def aside_of(id: str) -> str:
     """Where an entry goes that is removed: no id begins with a dot."""
     return f'staging/.old-{id}'
+
+
+def set_aside(entry: str, aside: str, source: int | None = None, target: int | None = None) -> None:
+    """Take an entry out of its place, whole; it may be gone already. The numbers are folders that the paths start from.
+    Raises OSError."""
+    try:
+        os.rename(entry, aside, src_dir_fd=source, dst_dir_fd=target)
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        if e.errno != errno.EXDEV:
+            raise
+        # It is in a lower layer of an overlay, as what comes with the image of a container: no folder in it can be
+        # renamed. Without a manifest there is no entry.
+        remove(f'{entry}/manifest', source)
+        remove(entry, source)
 
 
 def remove(path: str, folder: int | None = None) -> None:

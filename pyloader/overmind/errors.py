@@ -27,5 +27,9 @@ class Hangs(StoreError):
     """The daemon did not answer in time."""
 
 
+class StillHangs(Hangs):
+    """It did not answer a moment ago, and is left alone for a while; the text has a number that changes."""
+
+
 class CorruptEntry(StoreError):
     """An entry is not what its manifest says. Raised before any of its memory is used."""

@@ -16,6 +16,7 @@ from overmind.collector import collector_paused
 from overmind.errors import Bypass, StoreError, Unpicklable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey
+from overmind.locks import Lock
 from overmind.logs import logger
 from overmind.manifest import Arena, Manifest, Source
 from overmind.manifest.encode import encode
@@ -25,7 +26,7 @@ from overmind.restore import map_whole, rebuild, restore
 from overmind.sharing import arena_for_reading, link_twins
 from overmind.staging import Staging, stage
 from overmind.statistics import Load
-from overmind.store import Lock, Store
+from overmind.store import Store
 
 if TYPE_CHECKING:
     from overmind.arena import Plan

@@ -47,6 +47,9 @@ def main(words: Sequence[str]) -> int:
     except OSError as e:
         return _fail(f'{e.filename or root}: {e.strerror}', FAILED)
     _print(report, args.dry_run)
+    if report.unreadable:
+        what = f'{len(report.unreadable)} more entries cannot be read and stay, {report.unreadable[0]} for one'
+        return _fail(f'{what}: permission denied; root can, with OVERMIND_TRUST=UID of the owner of the folder', FAILED)
     if args.max_bytes is not None and report.kept_bytes > args.max_bytes:
         left = f'{_size(report.kept_bytes)} are left, more than {_size(args.max_bytes)}'
         return _fail(f'{left}: the rest is in use', FAILED)

@@ -77,4 +77,5 @@ def warn_once(reason_key: str, message: str) -> None:
         if reason_key in _warned:
             return
         _warned.add(reason_key)
+    configure()
     logger.warning('%s', message)

@@ -34,12 +34,14 @@ class Removed:
 
 @dataclass(slots=True)
 class Report:
-    """What was removed, or would be; kept is what is left of entries, busy are those that should have gone."""
+    """What was removed, or would be; kept is what is left of entries, busy are those that should have gone, unreadable
+    those that are neither counted nor removed."""
 
     removed: list[Removed] = field(default_factory=list)
     kept: int = 0
     kept_bytes: int = 0
     busy: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -57,6 +59,9 @@ class Cache:
         self._opened = contextlib.ExitStack()
         with contextlib.ExitStack() as opened:
             self._root = _folder(root, None, opened, os.O_DIRECTORY)
+            for name in directory.FOLDERS:  # whoever made the cache may have been killed before these
+                with contextlib.suppress(OSError):
+                    os.mkdir(name, 0o700, dir_fd=self._root)
             self._pipelines, self._staging, self._locks = [
                 _folder(name, self._root, opened) for name in directory.FOLDERS
             ]
@@ -70,7 +75,7 @@ class Cache:
         together take at most max_bytes."""
         report = Report()
         self._fills(report)
-        entries = self._entries()
+        entries = self._entries(report)
         owners = Counter(file for e in entries for file in e.files)
         total = sum({file: n for e in entries for file, n in e.files.items()}.values())
         now = time.time()
@@ -82,7 +87,7 @@ class Cache:
             if not self._evict(e):
                 report.busy.append(e.id)
                 continue
-            owners.subtract(e.files)
+            owners.subtract(e.files.keys())  # a mapping would subtract its values
             total -= freed
             entries.remove(e)
             report.removed.append(Removed('entry', e.id, freed, now - e.used))
@@ -91,15 +96,20 @@ class Cache:
         report.kept, report.kept_bytes = len(entries), total
         return report
 
-    def _entries(self) -> list[_Entry]:
+    def _entries(self, report: Report) -> list[_Entry]:
         """The one unused for longest first."""
-        found = []
-        for id in os.listdir(self._pipelines):
-            with contextlib.suppress(OSError):
-                info = os.lstat(id, dir_fd=self._pipelines)
-                if stat.S_ISDIR(info.st_mode):
-                    found.append(_Entry(id, info.st_mtime, _files(id, self._pipelines)))
-        return sorted(found, key=lambda e: e.used)
+        found = [self._entry(id, report) for id in os.listdir(self._pipelines)]
+        return sorted([e for e in found if e is not None], key=lambda e: e.used)
+
+    def _entry(self, id: str, report: Report) -> _Entry | None:
+        try:
+            info = os.lstat(id, dir_fd=self._pipelines)
+            return _Entry(id, info.st_mtime, _files(id, self._pipelines)) if stat.S_ISDIR(info.st_mode) else None
+        except FileNotFoundError:
+            return None
+        except OSError:  # as where root has filled the cache of a user
+            report.unreadable.append(id)
+            return None
 
     def _fills(self, report: Report) -> None:
         """Whoever fills holds the lock, and so does who moves an entry aside."""
@@ -131,7 +141,7 @@ class Cache:
             if not self._dry_run:
                 aside = f'{_ASIDE}{entry.id}'
                 directory.remove(aside, self._staging)
-                os.rename(entry.id, aside, src_dir_fd=self._pipelines, dst_dir_fd=self._staging)
+                directory.set_aside(entry.id, aside, self._pipelines, self._staging)
                 directory.remove(aside, self._staging)
             return True
 
@@ -168,9 +178,16 @@ class Cache:
             except BlockingIOError:
                 yield False
                 return
-            yield os.path.samestat(os.fstat(fd), os.lstat(id, dir_fd=self._locks))
+            yield self._is_named(fd, id)
         finally:
             os.close(fd)
+
+    def _is_named(self, fd: int, id: str) -> bool:
+        """Another gc may have removed it since it was opened."""
+        try:
+            return os.path.samestat(os.fstat(fd), os.lstat(id, dir_fd=self._locks))
+        except FileNotFoundError:
+            return False
 
 
 def _folder(

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
-import json
 import os
 import stat
 import time
@@ -20,7 +18,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from overmind import directory
 from overmind.deadline import guarded
-from overmind.errors import CorruptEntry, Hangs, StoreError
+from overmind.errors import CorruptEntry, Hangs, StillHangs, StoreError
+from overmind.locks import Lock, held
 from overmind.logs import warn_once
 from overmind.manifest import Manifest, decode
 from overmind.users import outer
@@ -72,43 +71,6 @@ class OpenEntry:
             self.folder = -1
 
 
-@dataclass(slots=True)
-class Lock:
-    """``locks/<id>`` held exclusively."""
-
-    fd: int
-
-    def release(self) -> None:
-        """Once; and not at all in a forked child, whose number may be that of another file by now."""
-        if self.fd in _held:
-            _held.discard(self.fd)
-            # A child that no hook of Python saw, such as one of a C library, shares the open file.
-            with contextlib.suppress(OSError):
-                fcntl.flock(self.fd, fcntl.LOCK_UN)
-            close(self.fd)
-        self.fd = -1
-
-
-# Held or waited for. A forked child must not keep its parent's locks alive.
-_held: set[int] = set()
-
-
-def adopt(fd: int) -> None:
-    """An inherited lock stays held for as long as this process lives, and is not passed on."""
-    os.set_inheritable(fd, False)
-    _held.add(fd)
-
-
-def _drop_locks_in_child() -> None:
-    for fd in _held:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_drop_locks_in_child)
-
-
 class Store:
     """One root folder: a mount of the daemon, or a plain directory. deadline is in seconds."""
 
@@ -136,38 +98,42 @@ class Store:
         """The entry of this user or else of the first trusted one who has it, or None. Raises CorruptEntry or
         StoreError."""
 
-        def look() -> OpenEntry | None:
-            for name in self._names(id, trust):
-                entry = self.open(f'pipelines/{name}', missing_ok=True)
-                if entry is not None:
-                    return entry
-            return None
-
-        entry = self.guard(look, late=close_entry)
+        entry = self.guard(
+            lambda: self._first(id, trust, lambda name: self.open(f'pipelines/{name}', missing_ok=True)),
+            late=close_entry,
+        )
         if entry is not None and entry.folder >= 0:
             # May take seconds, and no daemon can hang.
             try:
                 directory.verify(entry.folder, id, entry.files())
             except BaseException as e:
+                removed = not _is_still(os.path.join(self.root, 'pipelines', id), entry.folder)
                 entry.close()
+                if removed and isinstance(e, (FileNotFoundError, CorruptEntry)):
+                    return None
                 if isinstance(e, OSError):
                     raise self.explain(e) from e
                 raise
         return entry
 
-    def _names(self, id: str, trust: Sequence[int]) -> list[str]:
+    def _first(self, id: str, trust: Sequence[int], look: Callable[[str], T | None]) -> T | None:
+        """What look finds under this user's name of an id, or else under that of the first trusted one."""
         self._check_root()
-        return list(dict.fromkeys(self.name(id, uid) for uid in (os.geteuid(), *trust)))
+        found = look(self.name(id))
+        others = dict.fromkeys(self.name(id, uid) for uid in trust)
+        others.pop(self.name(id), None)
+        try:
+            return found or next(filter(None, map(look, others)), None)
+        except PermissionError:
+            warn_once(
+                f'unshared:{self.root}',
+                f'{self.root}: entries of users in OVERMIND_TRUST cannot be read, so this user has entries of its own; '
+                'overmind-fs mount --share lets users read those of others',
+            )
+            return None
 
     def peek(self, id: str, trust: Sequence[int] = ()) -> tuple[Manifest, int] | None:
         """Manifest and owner of an entry that a load would find whole, or None. Takes no lease and counts as no hit."""
-
-        def look() -> tuple[Manifest, int] | None:
-            for name in self._names(id, trust):
-                found = whole(name)
-                if found is not None:
-                    return found
-            return None
 
         def whole(id: str) -> tuple[Manifest, int] | None:
             try:
@@ -183,7 +149,7 @@ class Store:
                 raise CorruptEntry(f'{e.filename} is missing') from e
             return manifest, owner
 
-        return self.guard(look)
+        return self.guard(lambda: self._first(id, trust, whole))
 
     def beginning_with(self, prefix: str, limit: int) -> list[Manifest]:
         """The manifests of the newest entries whose ids begin like that; those that cannot be read are left out."""
@@ -252,7 +218,7 @@ class Store:
             for a in manifest.arenas:
                 fd = os.open(os.path.join('tensors', a.name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
                 entry.arenas.append(fd)
-                _check_file(a.name, os.fstat(fd), a.nbytes)
+                _check_file(a.name, os.fstat(fd), a.nbytes, owner)
             entry.structure, author = _read('structure.pkl', at)
             if author != owner:
                 raise CorruptEntry(f'structure.pkl belongs to uid {author}, the manifest to uid {owner}')
@@ -297,15 +263,14 @@ class Store:
             raise StoreError(f'{self.root} is not a folder; mount the cache there: overmind-fs mount {self.root}')
         if self._seen == (root.st_dev, root.st_mtime_ns):
             return
-        try:
-            with open(os.path.join(self.root, 'status.json'), 'rb') as f:
-                status = json.load(f)
+        status = directory.status_of(self.root)
+        if status is not None:
             self.is_mount = True
             self.way = self._best(*[bool(status.get(n, {}).get('active')) for n in ('passthrough', 'fd_passing')])
-        except FileNotFoundError:
-            if self.is_mount:
-                # The folder below it is not a cache, and would be no place for a mount if it became one.
-                raise StoreError(f'the daemon is gone; start it again: overmind-fs mount {self.root}') from None
+        elif self.is_mount:
+            # The folder below it is not a cache, and would be no place for a mount if it became one.
+            raise StoreError(f'the daemon is gone; start it again: overmind-fs mount {self.root}')
+        else:
             directory.prepare(self.root)
             self.way = 'read' if self.access == 'read' else 'directory'
         self._seen, self._owner = (root.st_dev, root.st_mtime_ns), root.st_uid
@@ -321,7 +286,7 @@ class Store:
     def guard(self, work: Callable[[], T], seconds: float = 0, late: Callable[[T], None] | None = None) -> T:
         left = self._hung_until - time.monotonic()
         if left > 0:
-            raise StoreError(f'{self.root} did not answer; the daemon is tried again in {left:.0f} s')
+            raise StillHangs(f'{self.root} did not answer; the daemon is tried again in {left:.0f} s')
         try:
             return guarded(self.root, seconds or self.deadline, work, late)
         except Hangs:
@@ -358,7 +323,7 @@ class Store:
             errno.ENOTCONN: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
             errno.ECONNABORTED: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
             errno.ENOSPC: 'no room in the cache; see overmind-fs status, and --max-bytes of overmind-fs mount',
-            errno.EACCES: f'no permission; {self.root} belongs to another user',
+            errno.EACCES: 'no permission; see the owner and the mode of it, and of the folders above it',
             errno.EDQUOT: 'this user has too many fills under way',
             errno.EPERM: f'not permitted; this entry, or all of {self.root}, belongs to another user',
             errno.EINVAL: 'the cache refuses it; the log of overmind-fs says why',
@@ -382,18 +347,18 @@ class Store:
             return self._open_lock(id)
 
         fd = self.guard(acquire, late=close)
-        _held.add(fd)
+        held.add(fd)
         lock = Lock(fd)
         until, pause = time.monotonic() + seconds, 0.001
         try:
             while True:
                 with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock.take(self.root)
                     if self.is_mount or self._is_named(lock.fd, id):
                         return lock
                     lock.release()  # gc has removed it while this one waited
                     lock = Lock(self.guard(acquire, late=close))
-                    _held.add(lock.fd)
+                    held.add(lock.fd)
                 if time.monotonic() > until:
                     lock.release()
                     return None
@@ -423,7 +388,7 @@ class Store:
             return self._open_lock(id)
 
         fd = self.guard(attend, late=close)
-        _held.add(fd)
+        held.add(fd)
         return Lock(fd)
 
     # ---- filling
@@ -450,9 +415,11 @@ def _check_size(name: str, nbytes: int, said: int) -> None:
         raise CorruptEntry(f'{name} has {nbytes} bytes, the manifest says {said}')
 
 
-def _check_file(name: str, info: os.stat_result, said: int) -> None:
+def _check_file(name: str, info: os.stat_result, said: int, owner: int) -> None:
     if not stat.S_ISREG(info.st_mode):
         raise CorruptEntry(f'{name} is not a file')
+    if info.st_uid not in (owner, 0):
+        raise CorruptEntry(f'the manifest belongs to uid {owner}, {name} to uid {info.st_uid}')
     _check_size(name, info.st_size, said)
 
 

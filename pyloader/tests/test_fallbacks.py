@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 
-from overmind import cache, deadline, store
+from overmind import cache, deadline, locks, store
 from overmind.api import explain, load, stats
 from overmind.errors import OvermindError
 from overmind.manifest import decode
@@ -101,7 +101,7 @@ def checkpoint(tmp_path: pathlib.Path) -> str:
 def _no_descriptor_is_left() -> Iterator[None]:
     yield
     gc.collect()  # what a strict call raised may be part of a cycle of pytest's
-    assert not store._held
+    assert not locks.held
     assert not held_open('/root/locks/')
     assert not held_open('/root/staging/')
 

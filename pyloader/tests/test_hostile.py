@@ -168,7 +168,7 @@ def test_damaged_structure(entry: pathlib.Path, name: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root gives files away')
-@pytest.mark.parametrize('name', ['structure.pkl', 'manifest'])
+@pytest.mark.parametrize('name', ['structure.pkl', 'manifest', 'tensors/model.safetensors'])
 def test_a_file_of_another_user(entry: pathlib.Path, name: str) -> None:
     os.chown(entry / name, 4242, 4242)
     assert reload(entry)[0] == 0

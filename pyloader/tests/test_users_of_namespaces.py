@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import subprocess
 import sys
 
@@ -34,3 +35,17 @@ print(untrusted({NOBODY}, Settings(trust=({NOBODY}, 0))), untrusted(0, Settings(
 """
     assert in_a_namespace(script) == 'its owner has no uid in this user namespace None\n'
     assert cache.untrusted(NOBODY, Settings(trust=(NOBODY,))) is None
+
+
+def test_folder_of_somebody_without_a_uid_is_no_cache(tmp_path: pathlib.Path) -> None:
+    """Its entries would never be read, and be made anew by each load."""
+    script = f"""
+from overmind.directory import prepare
+from overmind.errors import StoreError
+try:
+    prepare({str(tmp_path)!r})
+except StoreError as e:
+    print(e)
+"""
+    assert in_a_namespace(script) == f'{tmp_path} belongs to a user who has no uid in this user namespace\n'
+    assert list(tmp_path.iterdir()) == []

@@ -94,6 +94,9 @@ func (m *Mount) lookAtEntries() error {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // it went in the meantime
 		}
+		if errors.Is(err, fs.ErrPermission) {
+			continue // another user's, on a mount that is not shared
+		}
 		if err != nil {
 			return err
 		}
@@ -136,6 +139,8 @@ func health(_ Machine, m Mount) []Finding {
 			Fix: fmt.Sprintf("pgrep -af 'overmind-fs mount'; kill -CONT its pid if it was stopped, else kill -9, then overmind-fs mount --background %s",
 				m.Dir),
 		}}
+	case m.Health == overmindfs.OtherMount && m.Plain: // a tmpfs of its own
+		return []Finding{{Severity: Note, What: plainFolder, Cost: plainCost, Fix: "choose another folder, then overmind-fs mount --background DIR"}}
 	case m.Health == overmindfs.OtherMount:
 		return []Finding{{
 			Severity: Warning, What: "another file system is mounted there", Cost: "programs use it without a daemon, if it is empty",
@@ -158,7 +163,7 @@ func health(_ Machine, m Mount) []Finding {
 		}}
 	case m.Plain:
 		return []Finding{{
-			Severity: Note, What: "this is a plain folder, not a mount", Cost: plainCost,
+			Severity: Note, What: plainFolder, Cost: plainCost,
 			Fix: "empty it, or choose another one, then overmind-fs mount --background DIR",
 		}}
 	default:
@@ -171,12 +176,14 @@ func health(_ Machine, m Mount) []Finding {
 
 const hugePage = 2 << 20
 
+const plainFolder = "this is a plain folder, not a mount"
+
 const plainCost = "programs use it as it is, without budget, seals, pins and huge pages; \"overmind gc\" removes what is old"
 
-// remount is the command that starts the daemon anew with another option.
+// remount is the command that starts the daemon anew with another option. One without fd passing hands nothing over.
 func remount(machine Machine, m Mount, option string) string {
 	option = strings.TrimSpace("--background "+option) + " " + m.Dir
-	if machine.CanReplace {
+	if machine.CanReplace && m.Status.FDPassing.Active {
 		return "overmind-fs mount --replace " + option + ", with its other options"
 	}
 	return fmt.Sprintf("overmind-fs umount %s; overmind-fs mount %s, with its other options", m.Dir, option)

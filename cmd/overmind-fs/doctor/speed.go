@@ -13,7 +13,7 @@ const switchedOff = "switched off"
 // access is "" where there is no telling, and where programs load without the cache.
 func (m Mount) access() string {
 	switch {
-	case m.Health == overmindfs.NotMounted && m.Plain:
+	case m.Plain && (m.Health == overmindfs.NotMounted || m.Health == overmindfs.OtherMount):
 		return "directory"
 	case !m.Looked:
 		return ""

@@ -16,7 +16,7 @@ import flatbuffers
 import pytest
 import torch
 
-from overmind import logs
+from overmind import directory, logs
 from overmind.api import load, stats
 from overmind.control import arena_fd
 from overmind.control import client as module
@@ -284,6 +284,11 @@ class Lying:
 
 
 # ---- the store on such a daemon: a plain directory with a status and a socket
+
+
+@pytest.fixture(autouse=True)
+def _taken_for_a_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, '_is_mounted', lambda _device: True)
 
 
 def offer(root: pathlib.Path, **features: bool) -> None:

@@ -1,0 +1,57 @@
+"""Locks of the cache, which end with their process and are no forked child's."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from dataclasses import dataclass
+
+from overmind.errors import StoreError
+
+
+@dataclass(slots=True)
+class Lock:
+    """``locks/<id>`` held exclusively."""
+
+    fd: int
+
+    def take(self, root: str) -> None:
+        """Raises BlockingIOError, or StoreError where nobody can have it."""
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError as e:  # such as NFS without its lock daemon
+            raise StoreError(f'{root}: no file can be locked there ({e.strerror}); use a local folder') from e
+
+    def release(self) -> None:
+        """Once; and not at all in a forked child, whose number may be that of another file by now."""
+        if self.fd in held:
+            held.discard(self.fd)
+            # A child that no hook of Python saw, such as one of a C library, shares the open file.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
+            with contextlib.suppress(OSError):
+                os.close(self.fd)
+        self.fd = -1
+
+
+# Held or waited for. A forked child must not keep its parent's locks alive.
+held: set[int] = set()
+
+
+def adopt(fd: int) -> None:
+    """An inherited lock stays held for as long as this process lives, and is not passed on."""
+    os.set_inheritable(fd, False)
+    held.add(fd)
+
+
+def _drop_locks_in_child() -> None:
+    for fd in held:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    held.clear()
+
+
+os.register_at_fork(after_in_child=_drop_locks_in_child)
