@@ -12,8 +12,9 @@ from typing import Any
 
 from overmind.cache import _Session, _stores
 from overmind.fill import Fill
+from overmind.locks import Lock
 from overmind.staging import Staging
-from overmind.store import Lock, Store
+from overmind.store import Store
 
 Real = Callable[..., Any]
 

@@ -8,16 +8,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overmind import statistics
+from overmind.entries import OpenEntry
 from overmind.errors import Bypass, CorruptEntry, OvermindError, StoreError, Unkeyable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey, lookup
+from overmind.locks import Lock
 from overmind.logs import configure, logger, warn_once
 from overmind.manifest import Manifest
 from overmind.nesting import inside, uncached
 from overmind.references import References, Registry, arguments
 from overmind.settings import Settings, current
 from overmind.statistics import Load
-from overmind.store import Lock, OpenEntry, Store
+from overmind.store import Store
 from overmind.users import unmapped
 
 if TYPE_CHECKING:

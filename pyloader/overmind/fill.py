@@ -15,6 +15,7 @@ from overmind import chance, settings
 from overmind.errors import Bypass, StoreError, Unpicklable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey
+from overmind.locks import Lock
 from overmind.manifest import Arena, Manifest, Source
 from overmind.manifest.encode import encode
 from overmind.references import References
@@ -22,7 +23,7 @@ from overmind.restore import collector_paused, restore
 from overmind.sharing import link_twins
 from overmind.staging import Staging, stage
 from overmind.statistics import Load
-from overmind.store import Lock, Store
+from overmind.store import Store
 
 Call = Callable[[], Any]
 

@@ -15,11 +15,12 @@ from overmind import chance
 from overmind.errors import Bypass, StoreError
 from overmind.handover import Answer, Job, Parcel, parcel
 from overmind.key.lookup import LookupKey
+from overmind.locks import Lock
 from overmind.logs import warn_once
 from overmind.patches.engine import project_points
 from overmind.staging import Staging
 from overmind.statistics import Load
-from overmind.store import Lock, Store
+from overmind.store import Store
 
 # With -m or a path, the current folder or this package's would come first in sys.path, and shadow the standard library.
 _BOOT = 'import sys; sys.path[:] = sys.argv[2:]; from overmind.fill_worker import main; main(int(sys.argv[1]))'

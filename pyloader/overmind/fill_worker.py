@@ -88,9 +88,9 @@ def _work(job: Job) -> Answer:
 
 def _become(job: Job) -> None:
     """As far as a loader or a key can tell, the parent's process."""
+    from overmind.locks import adopt
     from overmind.logs import configure
     from overmind.patches.engine import patch
-    from overmind.store import adopt
 
     os.environ['OVERMIND_FILL'] = 'inline'
     configure()

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from overmind.entries import OpenEntry
 from overmind.errors import CorruptEntry
 from overmind.manifest.model import PARAMETER, REQUIRES_GRAD, Manifest
 from overmind.nesting import uncached
 from overmind.references import References
-from overmind.store import OpenEntry
 from overmind.structure.constants import constant
 
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from overmind.arena import Plan
+from overmind.entries import close
 from overmind.errors import Hangs, StoreError
 from overmind.logs import logger
 from overmind.staging import Staging
-from overmind.store import Store, close
+from overmind.store import Store
 
 # Read at once, in bytes: little enough to stay in the processor's cache.
 _STEP = 256 << 10

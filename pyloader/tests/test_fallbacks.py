@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 
-from overmind import cache, deadline, store
+from overmind import cache, deadline, locks, store
 from overmind.api import explain, load, stats
 from overmind.errors import OvermindError
 from overmind.manifest import decode
@@ -101,7 +101,7 @@ def checkpoint(tmp_path: pathlib.Path) -> str:
 def _no_descriptor_is_left() -> Iterator[None]:
     yield
     gc.collect()  # what a strict call raised may be part of a cycle of pytest's
-    assert not store._held
+    assert not locks._held
     assert not held_open('/root/locks/')
     assert not held_open('/root/staging/')
 
@@ -466,14 +466,14 @@ def test_a_late_entry_gives_its_lease_back(
 ) -> None:
     monkeypatch.setenv('OVERMIND_DEADLINE', '0.2')
     monkeypatch.delenv('OVERMIND_STRICT')
-    release, real = threading.Event(), store._read
+    release, real = threading.Event(), store.read_file
 
     def hangs(path: str, at: int | None = None) -> tuple[bytes, int]:
         if path.endswith('structure.pkl'):
             release.wait(10)
         return real(path, at)
 
-    monkeypatch.setattr(store, '_read', hangs)
+    monkeypatch.setattr(store, 'read_file', hangs)
     assert_made(load(make, checkpoint))
     (arena,) = (entry / 'tensors').iterdir()
     assert len(held_open(str(arena))) == 1
