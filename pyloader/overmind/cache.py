@@ -207,7 +207,7 @@ class _Session:
         from overmind.restore import restore
 
         try:
-            return restore(entry, references, self._load.seconds, self._settings.populate)
+            return restore(entry, references, self._load.seconds, self._settings.populate, self._settings.pin)
         except OvermindError:
             raise
         except MemoryError as e:

@@ -20,6 +20,7 @@ from overmind.manifest import Arena, Manifest, Source
 from overmind.manifest.encode import encode
 from overmind.references import References
 from overmind.restore import collector_paused, restore
+from overmind.settings import current
 from overmind.sharing import link_twins
 from overmind.staging import Staging, stage
 from overmind.statistics import Load
@@ -220,7 +221,7 @@ class Fill:
         if not on_host:
             entry.manifest.devices = ['cpu'] * len(entry.manifest.devices)
         try:
-            result = restore(entry, self._references, self._stats.seconds)
+            result = restore(entry, self._references, self._stats.seconds, pin=current().pin)
         except StoreError:
             raise
         except Exception as e:

@@ -14,10 +14,13 @@ from overmind.errors import CorruptEntry
 from overmind.manifest.model import PARAMETER, REQUIRES_GRAD, Manifest
 from overmind.nesting import uncached
 from overmind.references import References
+from overmind.settings import Pin
 from overmind.structure.constants import constant
 
 
-def restore(entry: OpenEntry, references: References, seconds: dict[str, float], populate: bool = False) -> Any:
+def restore(
+    entry: OpenEntry, references: References, seconds: dict[str, float], populate: bool = False, pin: Pin = 'off'
+) -> Any:
     """The cached object, its memory private to this process. Adds ``map`` and ``rebuild`` to seconds.
 
     Raises CorruptEntry where manifest, arenas and structure do not fit together, or whatever importing the classes of
@@ -30,13 +33,17 @@ def restore(entry: OpenEntry, references: References, seconds: dict[str, float],
     start = time.perf_counter()
     manifest = entry.manifest
     with uncached(), collector_paused():
-        storages = _storages(torch, entry, populate)
+        storages = _storages(torch, entry, populate, pin)
         mapped = time.perf_counter()
         tensors = _tensors(torch, manifest, storages)
         table: list[Any] = [None] * (2 * max(len(tensors), len(storages)))
         table[: 2 * len(tensors) : 2] = tensors
         table[1 : 2 * len(storages) : 2] = storages
         result = loads(entry.structure, _lookup(table, references), dict(manifest.modules))
+    if pin != 'off':
+        from overmind.gpu.modules import install
+
+        install(torch)
     seconds['map'] = mapped - start
     seconds['rebuild'] = time.perf_counter() - mapped
     return result
@@ -81,7 +88,7 @@ def _map(nbytes: int, populate: bool, copy: bool, lease: int, fd: int) -> Any:
     return overmind_cext.map_arena(fd, nbytes, populate=populate, copy=copy, lease=lease)
 
 
-def _storages(torch: Any, entry: OpenEntry, populate: bool) -> list[Any]:
+def _storages(torch: Any, entry: OpenEntry, populate: bool, pin: Pin = 'off') -> list[Any]:
     """One UntypedStorage a row. Ranges were checked when the manifest was decoded: torch's slicing clamps silently."""
     from torch.utils.dlpack import from_dlpack
 
@@ -95,12 +102,22 @@ def _storages(torch: Any, entry: OpenEntry, populate: bool) -> list[Any]:
     # The method of the base class: torch's own asks each time whether the device is meta.
     windows = [super(torch.UntypedStorage, s).__getitem__ for s in whole]
     out = []
+    staged: dict[str, list[tuple[Any, Any]]] = {}  # by device: (target, source)
     for offset, nbytes, arena, device in manifest.storages:
         s = windows[arena](slice(offset, offset + nbytes)) if nbytes else torch.UntypedStorage(0)
         name = manifest.devices[device]
         if name != 'cpu':
-            s = torch.UntypedStorage(nbytes, device=name).copy_(s)
+            source, s = s, torch.UntypedStorage(nbytes, device=name)
+            if pin == 'off' or not name.startswith('cuda') or not nbytes:
+                s.copy_(source)
+            else:
+                staged.setdefault(name, []).append((s, source))
         out.append(s)
+    if staged:
+        from overmind.gpu.copies import copy_storages
+
+        for name, pairs in staged.items():
+            copy_storages(torch, pin, name, pairs)
     return out
 
 
