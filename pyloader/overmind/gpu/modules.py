@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from overmind.logs import warn_once
-from overmind.settings import current
+from overmind.settings import Pin, current
 
 Copy = Callable[[Any, Any, Sequence[tuple[Any, Any]]], None]  # torch, device, pairs
 _Put = Callable[[Any], None]
+_Target = tuple[Any, Any]  # a GPU and the dtype of floating-point tensors, as torch reads them from the arguments
 
 _lock = threading.Lock()
 _originals: dict[str, tuple[Any, Any]] = {}  # name: what torch has, and what stands in its place
@@ -43,47 +44,41 @@ def uninstall() -> None:
         _originals.clear()
 
 
-def _wrapped(torch: Any, original: Any, target: Callable[..., tuple[Any, Any] | None]) -> Any:
+def _wrapped(torch: Any, original: Any, target: Callable[..., _Target | None]) -> Any:
     @functools.wraps(original)
     def moved(self: Any, *args: Any, **kwargs: Any) -> Any:
         pin = current().pin
         if pin != 'off' and _originals:
             try:
                 found = target(torch, *args, **kwargs)
-                if found is not None:
-                    _move(torch, self, *found)
-            except Exception as e:
-                # It may be wrong arguments, or no memory: then torch says so now.
-                warn_once('pin:move', f'OVERMIND_PIN={pin}: {type(e).__name__}: {e}; torch moves the module')
+            except Exception:
+                found = None  # wrong arguments, of which torch says what is wrong
+            # Asked for nothing else: in some versions of torch the question alone makes a later fork useless.
+            if found is not None and torch.cuda.is_available():
+                try:
+                    _move(torch, pin, self, *found)
+                except Exception as e:
+                    warn_once('pin:move', f'OVERMIND_PIN={pin}: {type(e).__name__}: {e}; torch moves the module')
         return original(self, *args, **kwargs)
 
     return moved
 
 
-def _target_of_to(torch: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any] | None:
-    """The device and dtype that torch reads from the arguments; None where it is nothing for us."""
+def _target_of_to(torch: Any, *args: Any, **kwargs: Any) -> _Target | None:
     device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-    if device is None or device.type != 'cuda' or memory_format is not None:
-        return None
-    return _device(torch, device.index), dtype
+    return (device, dtype) if device is not None and device.type == 'cuda' and memory_format is None else None
 
 
-def _target_of_cuda(torch: Any, device: Any = None) -> tuple[Any, Any] | None:
-    if device is None or isinstance(device, int):
-        return _device(torch, device), None
-    return _device(torch, torch.device(device).index), None
+def _target_of_cuda(torch: Any, device: Any = None) -> _Target | None:
+    found = torch.device('cuda' if device is None else device)
+    return (found, None) if found.type == 'cuda' else None
 
 
-def _device(torch: Any, index: int | None) -> Any:
-    if not torch.cuda.is_available():
-        raise RuntimeError('no GPU')
-    return torch.device('cuda', torch.cuda.current_device() if index is None else index)
-
-
-def _move(torch: Any, module: Any, device: Any, dtype: Any) -> None:
+def _move(torch: Any, pin: Pin, module: Any, device: Any, dtype: Any) -> None:
     from overmind.gpu.copies import copy_all
 
-    pin = current().pin
+    if device.index is None:
+        device = torch.device('cuda', torch.cuda.current_device())
     stage(torch, module, device, dtype, lambda torch, device, pairs: copy_all(torch, pin, device, pairs))
 
 

@@ -121,30 +121,30 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
-    """Device and dtype of each module that would have been moved, as if there were two GPUs."""
+    """Device and dtype of each module that would have been moved, as if there were a GPU."""
     found: list[tuple[Any, Any]] = []
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
-    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 1)
-    monkeypatch.setattr(modules, '_move', lambda torch, module, device, dtype: found.append((device, dtype)))
+    monkeypatch.setattr(modules, '_move', lambda torch, pin, module, *target: found.append(target))
     return found
 
 
 def test_targets(said: dict[str, str], moves: list[tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     model, half = torch.nn.Linear(2, 2), torch.float16
     monkeypatch.setattr(torch.nn.Module, '_apply', lambda self, fn, recurse=True: self)
-    gpu = [torch.device('cuda', i) for i in range(2)]
+    gpu, any_gpu = torch.device('cuda', 0), torch.device('cuda')
     for call, wanted in [
-        (lambda: model.to('cuda'), (gpu[1], None)),
-        (lambda: model.to('cuda:0', half), (gpu[0], half)),
-        (lambda: model.to(device='cuda', dtype=half, non_blocking=True), (gpu[1], half)),
+        (lambda: model.to('cuda'), (any_gpu, None)),
+        (lambda: model.to('cuda:0', half), (gpu, half)),
+        (lambda: model.to(device='cuda', dtype=half, non_blocking=True), (any_gpu, half)),
         (lambda: model.to(torch.empty(0, device='meta')), None),
         (lambda: model.to(half), None),
         (lambda: model.to('cpu'), None),
         (lambda: model.to('cuda', memory_format=torch.channels_last), None),
-        (lambda: model.cuda(), (gpu[1], None)),
-        (lambda: model.cuda(0), (gpu[0], None)),
-        (lambda: model.cuda('cuda:0'), (gpu[0], None)),
-        (lambda: model.cuda(device=torch.device('cuda')), (gpu[1], None)),
+        (lambda: model.cuda(), (any_gpu, None)),
+        (lambda: model.cuda(0), (gpu, None)),
+        (lambda: model.cuda('cuda:0'), (gpu, None)),
+        (lambda: model.cuda(device=torch.device('cuda')), (any_gpu, None)),
+        (lambda: model.cuda('cpu'), None),
     ]:
         moves.clear()
         assert call() is model
@@ -156,13 +156,31 @@ def test_targets(said: dict[str, str], moves: list[tuple[Any, Any]], monkeypatch
     assert not said
 
 
-def test_torch_says_what_is_wrong(said: dict[str, str]) -> None:
+def test_torch_says_what_is_wrong(said: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: pytest.fail('nothing of this is for a GPU'))
     with pytest.raises(TypeError, match='accepts floating point'):
         model.to('cpu', torch.int32)
     with pytest.raises(TypeError):
         model.to(device='cpu', no_such='argument')
     assert model.to('cpu') is model
+    assert not said
+
+
+def test_a_failure_is_one_warning_and_torch_moves_it(
+    said: dict[str, str], moves: list[tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError('no room')
+
+    model, done = torch.nn.Linear(2, 2), []
+    monkeypatch.setattr(torch.nn.Module, '_apply', lambda self, fn, recurse=True: done.append(self))
+    monkeypatch.setattr(modules, '_move', fail)
+    model.to('cuda')
+    model.cuda()
+    assert done == [model, model]
+    (message,) = said.values()
+    assert 'OVERMIND_PIN=pool: OutOfMemoryError: no room' in message
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
@@ -172,8 +190,8 @@ def test_without_a_gpu(said: dict[str, str]) -> None:
     for call in (lambda: original(model, 'cuda'), lambda: model.to('cuda')):
         with pytest.raises((RuntimeError, AssertionError), match=r'NVIDIA|CUDA'):
             call()
-    assert len(said) == 1
     assert model.weight.device == HOST
+    assert not said
 
 
 def test_installed_by_a_hit(said: dict[str, str]) -> None:
