@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Sequence
@@ -34,11 +35,14 @@ def copy_all(torch: Any, pin: Pin, device: Any, pairs: Sequence[tuple[Any, Any]]
             _pool.copy(layer, pairs)
         else:
             register.copy(layer, pairs)
-    except Exception as e:
-        warn_once(f'pin:{pin}', f'OVERMIND_PIN={pin}: {type(e).__name__}: {e}; copies to the GPU are not pinned')
+    except BaseException as e:
         if layer is not None:
+            # What is under way would meet the copies that follow, or whoever gets the memory of the targets next.
             with contextlib.suppress(Exception):
-                layer.finish()  # or what is under way would meet the copies that follow
+                layer.finish()
+        if not isinstance(e, Exception):
+            raise
+        warn_once(f'pin:{pin}', f'OVERMIND_PIN={pin}: {type(e).__name__}: {e}; copies to the GPU are not pinned')
         _plainly(pairs)
     finally:
         _one.release()
@@ -58,4 +62,10 @@ def _plainly(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 def as_bytes(torch: Any, storage: Any, offset: int, nbytes: int) -> Any:
     """A window of a storage as a tensor of bytes."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, offset, (nbytes,), (1,))
+    return _new_on(torch, storage.device)().set_(storage, offset, (nbytes,), (1,))
+
+
+@functools.cache
+def _new_on(torch: Any, device: Any) -> Any:
+    """Makes an empty tensor of bytes, without the dispatch of a factory call."""
+    return torch.empty(0, dtype=torch.uint8, device=device).new

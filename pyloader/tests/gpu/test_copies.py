@@ -71,6 +71,25 @@ def test_a_failure_is_one_warning_and_plain_copies(
     assert 'the device is gone' in message
 
 
+@pytest.mark.parametrize('pin', WAYS)
+def test_an_interrupt_leaves_nothing_under_way(pin: Pin, monkeypatch: pytest.MonkeyPatch, said: dict[str, str]) -> None:
+    class Interrupted(FakeLayer):
+        def copy(self, target: Any, source: Any) -> None:
+            super().copy(target, source)
+            if len(self.sizes) == 3:
+                raise KeyboardInterrupt
+
+    layers = use(monkeypatch, Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        copies.copy_all(torch, pin, 'fake', pairs(10, 20, 30, 40))
+    assert layers[0].done == 3
+    use(monkeypatch)
+    wanted = pairs(10)
+    copies.copy_all(torch, pin, 'fake', wanted)
+    assert same(wanted)
+    assert not said
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is a GPU')
 def test_no_device_is_one_warning_and_plain_copies(said: dict[str, str]) -> None:
     wanted = pairs(10)
