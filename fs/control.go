@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"syscall"
 
 	fusefs "github.com/hanwen/go-fuse/v2/fs"
@@ -38,18 +40,58 @@ func (l *controlLink) Getattr(_ context.Context, _ fusefs.FileHandle, out *fuse.
 	return 0
 }
 
-// listenControl starts the control socket, or says why there is none.
-func (t *tree) listenControl(wanted bool, takeOver func(store.Caller, *net.UnixConn)) (*fdpass.Server, error) {
-	if !wanted {
-		return nil, errors.New("switched off")
+// listenControl starts the control socket and returns what the link to it says, or why there is none.
+func (t *tree) listenControl(o Options, takeOver func(store.Caller, *net.UnixConn)) (*fdpass.Server, string, error) {
+	if !o.FDPassing {
+		return nil, "", errors.New("switched off")
 	}
 	if err := store.ProbeReopen(store.NewOS()); err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return fdpass.Listen(fdpass.Options{
+	options := fdpass.Options{
 		Open: t.openArena, TakeOver: takeOver, Errno: toErrno, Logger: t.log,
 		Audience: fdpass.Audience{Everyone: t.shared, UID: t.owner.UID, GID: t.owner.GID},
-	})
+	}
+	if o.ControlDir != "" {
+		folder, err := fdpass.PrepareFolder(o.ControlDir, o.Dir, options.Audience)
+		if err != nil {
+			return nil, "", err
+		}
+		options.Bases = []string{folder}
+	}
+	socket, err := fdpass.Listen(options)
+	if err != nil {
+		return nil, "", err
+	}
+	target := socket.Path()
+	if o.ControlDir != "" {
+		target = controlTarget(o.Dir, target)
+	}
+	return socket, target, nil
+}
+
+// controlTarget is the path of a socket as the link gives it: a relative one where it lies below the folder that the
+// mount is in. A container that has this folder, wherever, then finds the socket of each daemon that comes.
+func controlTarget(mount, socket string) string {
+	parent := filepath.Dir(mount)
+	below, err := filepath.Rel(parent, socket)
+	if parent == "/" || err != nil || !filepath.IsLocal(below) { // nobody gives "/" to a container under another name
+		return socket
+	}
+	return filepath.Join("..", below)
+}
+
+// ControlSocket returns where the control socket of a mount is. It asks the daemon. The error is os.ErrNotExist where the
+// mount has none; a socket that is gone is none.
+func ControlSocket(dir string) (string, error) {
+	target, err := os.Readlink(filepath.Join(dir, "control"))
+	if err != nil || filepath.IsAbs(target) {
+		return target, err
+	}
+	if path, err := filepath.EvalSymlinks(dir + "/" + target); err == nil {
+		return path, nil
+	}
+	return filepath.Join(dir, target), nil
 }
 
 // mayUse says whether the kernel would let a user into the mount. Root is let in too: nothing is kept from root.

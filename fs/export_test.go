@@ -42,3 +42,6 @@ func (m *Mount) PruneAfter(d time.Duration) bool {
 func (m *Mount) Nodes() int {
 	return len(appendTree(nil, m.root.GetChild("pipelines"))) + len(appendTree(nil, m.root.GetChild("locks"))) - 2
 }
+
+// ControlTarget is what the link to the control socket says.
+var ControlTarget = controlTarget

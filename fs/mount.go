@@ -28,10 +28,13 @@ type Options struct {
 	Share      bool   // with AllowOther: users may read each other's entries
 	// Served means that the process is root and serves the user UID: only that user may use the mount.
 	Served      bool
-	Passthrough bool  // use it if the kernel and the privileges allow it
-	FDPassing   bool  // hand out arenas over a socket
-	HugePages   error // why the store has none
-	Pressure    error // why nobody tells the store of memory pressure
+	Passthrough bool // use it if the kernel and the privileges allow it
+	FDPassing   bool // hand out arenas over a socket
+	// ControlDir is the folder in which the socket is made, see fdpass.PrepareFolder. Where that fails there is no mount.
+	// "": where there is one for such things, or else no socket.
+	ControlDir string
+	HugePages  error // why the store has none
+	Pressure   error // why nobody tells the store of memory pressure
 	// Detached means that the mount is in no place until a running daemon puts it in its own, see Mount.TakeOver.
 	Detached bool
 	Debug    bool // log every request
@@ -118,13 +121,14 @@ func New(opts Options) (*Mount, error) {
 			return nil, err
 		}
 	}
-	socket, err := t.listenControl(opts.FDPassing, m.offer)
-	t.fdPassing = active(err)
-	path := ""
-	if socket != nil {
-		path = socket.Path()
+	socket, target, err := t.listenControl(opts, m.offer)
+	if err != nil && opts.ControlDir != "" {
+		m.closeDetached()
+		close(m.done)
+		return nil, fmt.Errorf("control folder %s: %w", opts.ControlDir, err)
 	}
-	top := newRoot(t, path)
+	t.fdPassing = active(err)
+	top := newRoot(t, target)
 	server, err := fuse.NewServer(fusefs.NewNodeFS(top, nodeOptions), mountPoint, &nodeOptions.MountOptions)
 	if err != nil {
 		m.closeDetached()

@@ -107,6 +107,7 @@ func testMount(t *testing.T, change ...func(*overmindfs.Options, *store.Options)
 	for _, c := range change {
 		c(&fo, &so)
 	}
+	dir = fo.Dir
 	s := store.New(so)
 	fo.Store = s
 	m, err := overmindfs.New(fo)

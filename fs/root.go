@@ -11,7 +11,7 @@ import (
 // rootDir is the top of the mount. Its content is fixed.
 type rootDir struct {
 	dir
-	control string // the socket, "" for none
+	control string // what the link to the socket says, "" for none
 }
 
 var (

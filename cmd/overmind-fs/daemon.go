@@ -73,7 +73,7 @@ func (o MountOptions) Run(ctx context.Context) error {
 	m, err := overmindfs.New(overmindfs.Options{
 		Dir: dir, Store: s, Logger: logger, Version: buildVersion(),
 		UID: uid, GID: gid, AllowOther: o.AllowOther, Share: o.Share, Served: o.User != "",
-		Passthrough: o.Passthrough, FDPassing: o.FDPassing, HugePages: hugeErr, Pressure: pressureErr,
+		Passthrough: o.Passthrough, FDPassing: o.FDPassing, ControlDir: o.ControlDir, HugePages: hugeErr, Pressure: pressureErr,
 		Debug: o.LogLevel < slog.LevelDebug, Detached: predecessor != "",
 	})
 	if err != nil {

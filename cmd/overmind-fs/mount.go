@@ -27,6 +27,7 @@ func cmdMount() *cli.Command {
 			&cli.StringFlag{Name: "metrics-addr", Usage: "also serve the metrics by HTTP on `HOST:PORT`, under /metrics"},
 			&cli.StringFlag{Name: "passthrough", Value: "auto", Usage: "let the kernel serve arenas itself: auto or off"},
 			&cli.StringFlag{Name: "fd-passing", Value: "auto", Usage: "hand arenas to clients over a socket: auto or off"},
+			&cli.StringFlag{Name: "control-dir", Usage: "make that socket in `FOLDER` instead of /run; beside DIR it is seen by containers that bind the parent of DIR"},
 			&cli.StringFlag{Name: "log-level", Value: "info", Usage: "debug, info, warn or error"},
 			&cli.StringFlag{Name: "log-format", Value: "text", Usage: "text or json"},
 			&cli.StringFlag{Name: "log-file", Usage: "append the log to `FILE` (with --background a default exists)"},
@@ -58,6 +59,7 @@ type MountOptions struct {
 	MetricsAddr string        // "": not served by HTTP
 	Passthrough bool
 	FDPassing   bool
+	ControlDir  string // "": the daemon chooses
 	LogLevel    slog.Level
 	LogJSON     bool
 	LogFile     string
@@ -71,7 +73,7 @@ func mountOptionsOf(c *cli.Context) (MountOptions, error) {
 	o := MountOptions{
 		Dir: c.Args().First(), Replace: c.Bool("replace"), User: c.String("user"), AllowOther: c.Bool("allow-other"),
 		Share:      c.Bool("share"),
-		MaxEntries: c.Int("max-entries"), MetricsAddr: c.String("metrics-addr"),
+		MaxEntries: c.Int("max-entries"), MetricsAddr: c.String("metrics-addr"), ControlDir: c.String("control-dir"),
 		LogFile: c.String("log-file"), Background: c.Bool("background"),
 	}
 	var err error
@@ -120,6 +122,9 @@ func (o MountOptions) Validate() error {
 	}
 	if o.Share && !o.AllowOther {
 		return usageError{"--share is for --allow-other: without it there is only one user"}
+	}
+	if o.ControlDir != "" && !o.FDPassing {
+		return usageError{"--control-dir is for a socket that --fd-passing=off does not make"}
 	}
 	if _, _, err := o.owner(); err != nil {
 		return usageError{err.Error()}

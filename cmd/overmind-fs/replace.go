@@ -22,7 +22,7 @@ func (o MountOptions) mountPoint(logger *slog.Logger) (dir, predecessor string, 
 			return "", "", err
 		}
 		if health, _ := overmindfs.ProbeMount(dir); health == overmindfs.AliveMount {
-			predecessor, err = os.Readlink(filepath.Join(dir, "control"))
+			predecessor, err = overmindfs.ControlSocket(dir)
 			if errors.Is(err, os.ErrNotExist) {
 				err = fmt.Errorf("%s: the running daemon cannot be replaced: %w", dir, overmindfs.ErrFDPassingOff)
 			}

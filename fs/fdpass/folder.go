@@ -70,7 +70,7 @@ func listenIn(base string, a Audience) (l *net.UnixListener, path string, err er
 	// The socket gets its name when everything about it is right: one that has its name and refuses is a dead daemon's.
 	early, path := filepath.Join(dir, earlyName), filepath.Join(dir, socketName)
 	if most := len(syscall.RawSockaddrUnix{}.Path) - 1; len(path) > most {
-		return nil, "", fmt.Errorf("%s: longer than %d bytes, nobody could connect to it", path, most)
+		return nil, "", fmt.Errorf("%s: %d bytes, and an address holds %d: nobody could connect to it", path, len(path), most)
 	}
 	l, err = net.ListenUnix(network, &net.UnixAddr{Name: early, Net: network})
 	if err != nil {

@@ -49,6 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument('--opponents', default='', metavar='NAMES', help=f'of {",".join(names)}')
     parser.add_argument('--repeat', type=int, metavar='N', help='processes for each figure (default 5, quick 3)')
     parser.add_argument('--fills', type=int, metavar='N', help='first loads for each figure (default 5, quick 1)')
+    parser.add_argument('--entries', type=int, metavar='N', help='of the daemon part (default 10,000, quick 1,000)')
     parser.add_argument('--size', choices=SIZES, default='true')
     parser.add_argument('--check', action='store_true', help='fail when a ratio is beyond the limit of promises.toml')
     default = work_folder() / 'results' / 'latest.json'
@@ -62,8 +63,9 @@ def arguments() -> argparse.Namespace:
     args.counts = Counts(
         runs=args.repeat or (3 if args.quick else 5),
         fills=args.fills or (1 if args.quick else args.repeat or 5),
-        slow_runs=1 if args.quick else min(3, args.repeat or 3),
+        slow_runs=1 if args.quick and not args.repeat else min(3, args.repeat or 3),
     )
+    args.entries = args.entries or (daemon.QUICK if args.quick else daemon.MANY)
     args.processes = (1, 4) if args.quick else memory.PROCESSES
     return args
 
@@ -152,7 +154,7 @@ def _measure(args: argparse.Namespace, results: Results) -> None:
             for cache in kept.values():
                 cache.close()
     if 'daemon' in args.parts:
-        results.daemon = daemon.measure(daemon.FEW, daemon.QUICK, 0) if args.quick else daemon.measure()
+        results.daemon = daemon.measure(daemon.FEW, args.entries, 0 if args.quick else daemon.LARGE)
 
 
 def _parts_that_need_an_entry(args: argparse.Namespace, cache: Cache, results: Results) -> None:
@@ -179,7 +181,13 @@ def _parts_that_need_an_entry(args: argparse.Namespace, cache: Cache, results: R
 def main() -> int:
     args = arguments()
     results = Results(args.size, f'python -m integration.bench {shlex.join(sys.argv[1:])}'.strip())
-    _measure(args, results)
+    try:
+        _measure(args, results)
+    except BaseException:
+        # An hour of measuring is not to be lost.
+        report.write(args.output, report.as_json(results))
+        print(f'written, as far as it was measured: {args.output}', file=sys.stderr)
+        raise
     print(f'\n{report.text(results)}\n')
     if results.restarts:
         print(f'{restart.own_start()}\n')

@@ -26,7 +26,7 @@ _IDLE_SECONDS = 5
 _OPENS = 300
 
 
-def measure(few: int = FEW, many: int = MANY, large: int = LARGE) -> dict[str, Any]:
+def measure(few: int, many: int, large: int) -> dict[str, Any]:
     """``rss`` in bytes, ``open``, ``ls`` and ``idle`` (CPU seconds of the daemon in five) in seconds."""
     figures: dict[str, Any] = {'few': few, 'many': many, 'large_bytes': None}
     with tempfile.TemporaryDirectory(prefix='overmind-bench-') as folder:

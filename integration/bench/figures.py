@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from integration.bench import restart
+from integration.bench.daemon import MANY
 from integration.bench.measure import Timing
 from integration.bench.memory import Footprint
 from integration.bench.opponents import OURS, OURS_OLDER, PLAIN, PLAIN_OLDER, THEIRS, Opponent
@@ -107,13 +108,15 @@ def _crowd(crowd: Mapping[str, Any]) -> dict[str, float | None]:
 def _daemon(daemon: Mapping[str, Any]) -> dict[str, float | None]:
     if not daemon:
         return {}
-    return {
-        'daemon.rss-many-mb': daemon['rss_many'] / 1e6,
+    figures = {
         'daemon.rss-large-mb': daemon['rss_large'] / 1e6 if 'rss_large' in daemon else None,
         'daemon.idle-ms': daemon['idle'] * 1e3,
-        'daemon.open': daemon['open_many'] / daemon['open_few'],
-        'daemon.ls-seconds': daemon['ls'],
     }
+    if daemon['entries'] >= MANY:  # fewer would keep the promise, and not have been asked
+        figures['daemon.rss-many-mb'] = daemon['rss_many'] / 1e6
+        figures['daemon.open'] = daemon['open_many'] / daemon['open_few']
+        figures['daemon.ls-seconds'] = daemon['ls']
+    return figures
 
 
 def figures(

@@ -50,17 +50,29 @@ def arenas(pid: int) -> list[str]:
     return [name for name in [*open_files(pid), *mapped] if name.startswith('/memfd:')]
 
 
+def _is_usable(folder: Path, limit: int) -> bool:
+    """Whether a new cgroup counts memory, and has that limit now."""
+    if not (folder / 'memory.stat').exists():
+        return False
+    name = 'memory.max' if (folder / 'memory.max').exists() else 'memory.limit_in_bytes'  # of version 2 and 1
+    with contextlib.suppress(OSError):
+        if limit:
+            (folder / name).write_text(str(limit))
+        return True
+    return False
+
+
 class SharedMemory:
     """A memory cgroup, which tells how much shared memory a process has made that is still there, whoever holds it.
-    Where there can be none it knows nothing."""
+    Where there can be none it knows nothing. With a limit its processes cannot have more memory."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, limit: int = 0) -> None:
         self._folder: Path | None = None
         for parent in ('/sys/fs/cgroup/memory', '/sys/fs/cgroup'):
             folder = Path(parent, name)
             with contextlib.suppress(OSError):
                 folder.mkdir()
-                if (folder / 'memory.stat').exists():
+                if _is_usable(folder, limit):
                     self._folder = folder
                     break
                 folder.rmdir()
@@ -73,6 +85,12 @@ class SharedMemory:
         except OSError:
             self._folder.rmdir()
             self._folder = None
+
+    def line(self, *words: str) -> list[str]:
+        """A command line that runs in there from its start."""
+        if self._folder is None:
+            return [*words]
+        return ['sh', '-c', 'echo $$ >"$0"/cgroup.procs && exec "$@"', str(self._folder), *words]
 
     @property
     def is_known(self) -> bool:

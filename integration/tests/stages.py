@@ -13,6 +13,7 @@ from typing import Any
 from overmind.cache import _Session, _stores
 from overmind.fill import Fill
 from overmind.locks import Lock
+from overmind.originals import Originals
 from overmind.staging import Staging
 from overmind.store import Store
 
@@ -66,6 +67,14 @@ def _half_copied(real: Real) -> Real:
     return copy
 
 
+def _after_letting_go(real: Real) -> Real:
+    def let_go(self: Originals, *arguments: Any) -> None:
+        real(self, *arguments)
+        _stop('let go')
+
+    return let_go
+
+
 def _before_mapping(real: Real) -> Real:
     def _restore(self: Any, *arguments: Any) -> Any:
         _stop('entry open')
@@ -82,6 +91,9 @@ STAGES: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
     'before rename': (Staging, 'commit', _before('before rename')),
 }
 
+OF_A_LARGE_FILL: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
+    'let go': (Originals, 'let_go', _after_letting_go),
+}
 
 OF_A_HIT: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
     'entry open': (_Session, '_restore', _before_mapping),
@@ -90,6 +102,6 @@ OF_A_HIT: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
 
 def stop_at(*words: str) -> dict[str, Any]:
     """The command ``stop_at STAGE``: every later load of this process stops there."""
-    owner, name, replace = {**STAGES, **OF_A_HIT}[' '.join(words)]
+    owner, name, replace = {**STAGES, **OF_A_LARGE_FILL, **OF_A_HIT}[' '.join(words)]
     setattr(owner, name, replace(getattr(owner, name)))
     return {}

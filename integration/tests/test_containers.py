@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 
 from integration.harness.daemon import WAYS, Daemon, detach
 from integration.harness.holdings import SharedMemory, status
-from integration.harness.places import REPOSITORY
 from integration.tests.conftest import ForkChild
+from integration.tests.furnish import Volume, furnish
 from integration.tests.loaders import LARGE_BYTES
 from integration.tests.spaces import Space
 
@@ -39,33 +38,13 @@ def parent(tmp_path: Path) -> Iterator[Path]:
         detach(folder)
 
 
-def furnish(parent: Path, sockets: Path | None = None) -> str:
-    """A script that makes the root of a container: the programs, an empty /tmp and /run, and the cache's parent."""
-    new = parent.with_name('container')
-    binds = dict.fromkeys(
-        str(Path(p).resolve()) for p in ('/usr', sys.base_prefix, sys.prefix, REPOSITORY) if Path(p).exists()
-    )
-    lines = [f'mkdir -p {new}', f'mount -t tmpfs container {new}']
-    for path in binds:
-        lines += [f'mkdir -p {new}{path}', f'mount --bind {path} {new}{path}']
-    for link in ('bin', 'lib', 'lib64', 'sbin'):
-        lines.append(f'[ ! -L /{link} ] || cp -P /{link} {new}/{link}')
-    lines += [
-        f'mkdir {new}/cache {new}/proc {new}/dev {new}/run {new}/old',
-        f'mkdir -p {new}/tmp',
-        f'mount --rbind {parent} {new}/cache',
-        f'mount --make-rslave {new}/cache',
-        f'mount --rbind /dev {new}/dev',
-        f'mount -t proc proc {new}/proc',
-    ]
-    if sockets is not None:
-        lines += [f'mkdir -p {new}{sockets}', f'mount --bind {sockets} {new}{sockets}']
-    return '\n'.join([*lines, f'pivot_root {new} {new}/old', 'cd /', 'umount -l /old'])
-
-
 def contained(parent: Path, *options: str, sockets: Path | None = None) -> Space:
+    volumes = [Volume(str(parent), '/cache', 'rslave')]
+    if sockets is not None:
+        volumes.append(Volume(str(sockets), str(sockets)))
     # slave, not private: what is mounted below the parent later comes in.
-    return Space(['--mount', '--propagation=slave', *OTHERS, *options], furnish(parent, sockets))
+    script = furnish(parent.with_name('container'), volumes)
+    return Space(['--mount', '--propagation=slave', *OTHERS, *options], script)
 
 
 @pytest.mark.parametrize('way', WAYS)
@@ -103,6 +82,7 @@ def test_without_the_socket(parent: Path, fork_child: ForkChild) -> None:
         assert child.ask('load assorted')['loads'][-1]['access'] == 'read'
         assert child.ask('load numbered 1')['loads'][-1]['access'] == 'read'
         assert child.stderr.count('arenas are copied instead of shared') == 1
+        assert child.stderr.count('in a container: --control-dir, docs/containers.md') == 1
         child.close()
 
 

@@ -13,7 +13,7 @@ from overmind.settings import Settings
 from integration.harness.conversation import Dialogue
 from integration.harness.daemon import Daemon, command, mounts_under
 from integration.harness.holdings import open_files, wait_until
-from integration.tests.conftest import ForkChild, every_way
+from integration.tests.conftest import ForkChild, every_shared_way, every_way
 from integration.tests.stages import STAGES
 
 pytestmark = pytest.mark.usefixtures('holdings')
@@ -175,6 +175,25 @@ def test_daemon_is_lost_in_the_middle_of_a_fill(
         answer = child.ask('0.5')
         assert (answer['digest'], answer['misses'], answer['bypasses']) == (truth, 0, 1)
         assert child.stderr.count(WARNING) == 1, child.stderr
+        assert child.finish() == 0
+
+
+@LOSSES
+@pytest.mark.parametrize('stage', ['half copied', 'let go', 'before rename'])
+@every_shared_way
+def test_daemon_is_lost_when_the_object_was_given_up(
+    daemon: Daemon, fork_child: ForkChild, stage: str, loss: str, way: str
+) -> None:
+    """A large object is let go while it is copied: it is there again, from what is copied."""
+    truth = fork_child(None, OVERMIND_DISABLE='1').ask('load large')['digest']
+    child = fork_child(daemon.root)
+    child.ask(f'stop_at {stage}')
+    assert child.ask('load large') == {'stage': stage}
+    with lost(daemon, loss):
+        answer = child.ask('0.5')
+        assert (answer['digest'], answer['misses'], answer['bypasses']) == (truth, 0, 1)
+        assert child.stderr.count(WARNING) == 1, child.stderr
+        assert child.ask('overwrite')['digest'] != truth
         assert child.finish() == 0
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overmind import statistics
+from overmind.collector import collector_paused
 from overmind.entries import OpenEntry
 from overmind.errors import Bypass, CorruptEntry, OvermindError, StoreError, Unkeyable
 from overmind.key import inputs, versions
@@ -155,16 +156,15 @@ class _Session:
 
     def _through_cache(self) -> Any:
         start = time.perf_counter()
-        store, key, references = prepare(self._fn, self._args, self._kwargs, self._settings)
-        self._load.id = key.id
-        self._load.seconds['key'] = time.perf_counter() - start
-        reason = given_up(key)
-        if reason is not None:
-            raise _Known(reason)
-        hit, found = self._try_hit(store, key, references)
-        if found:
-            return hit
-        return self._miss(store, key, references)
+        with collector_paused():
+            store, key, references = prepare(self._fn, self._args, self._kwargs, self._settings)
+            self._load.id = key.id
+            self._load.seconds['key'] = time.perf_counter() - start
+            reason = given_up(key)
+            if reason is not None:
+                raise _Known(reason)
+            hit, found = self._try_hit(store, key, references)
+        return hit if found else self._miss(store, key, references)
 
     # ---- hit
 

@@ -9,22 +9,29 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overmind import chance, settings
+from overmind.collector import collector_paused
 from overmind.errors import Bypass, StoreError, Unpicklable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey
 from overmind.locks import Lock
+from overmind.logs import logger
 from overmind.manifest import Arena, Manifest, Source
 from overmind.manifest.encode import encode
+from overmind.originals import STEP, WORTH, Originals, batches
 from overmind.references import References
-from overmind.restore import collector_paused, restore
+from overmind.restore import map_whole, rebuild, restore
 from overmind.settings import current
-from overmind.sharing import link_twins
+from overmind.sharing import arena_for_reading, link_twins
 from overmind.staging import Staging, stage
 from overmind.statistics import Load
 from overmind.store import Store
+
+if TYPE_CHECKING:
+    from overmind.arena import Plan
+    from overmind.structure.table import Table
 
 Call = Callable[[], Any]
 
@@ -35,8 +42,9 @@ class Written:
 
     manifest: Manifest
     structure: bytes
-    plans: list[Any]
-    keep: list[Any]
+    plans: list[Plan]
+    originals: Originals
+    table: Table | None
 
 
 class Fill:
@@ -48,11 +56,13 @@ class Fill:
     def __init__(self, store: Store, references: References, load: Load, patched: bool) -> None:
         self.result: Any = None
         self.loaded = False
-        self.id = ''
+        self.id = self._kind = ''
+        self._call: Call | None = None
         self._store, self._references, self._stats, self._patched = store, references, load, patched
 
     def run(self, call: Call, key: LookupKey, rekey: Callable[[], LookupKey]) -> Any:
         """Call the loader and cache its result; returns the object rebuilt from the new entry."""
+        self._call = call
         before, arguments = chance.states(), self._references.state()
         start = time.perf_counter()
         recorder = inputs.Recorder(key.paths, ignore=[self._store.root])
@@ -109,7 +119,7 @@ class Fill:
         with collector_paused():
             structure, modules = dumps(self.result, table, self._references.targets())
         name_tensors(self.result, table)
-        regions, places, keep = table.place()
+        regions, places, host = table.place()
         groups: dict[str, list[int]] = {}
         for i, r in enumerate(regions):
             groups.setdefault(r.component or 'model', []).append(i)
@@ -117,9 +127,10 @@ class Fill:
         at = {region: (n, offset) for n, p in enumerate(plans) for region, offset in p.offsets.items()}
         sources = {s.path: s for s in [*recorder.sources(), *map(_source, modules.values())]}
         t = type(self.result)
+        self._kind = f'{t.__module__}.{t.__qualname__}'
         manifest = Manifest(
             id=self._store.name(key.id),
-            class_name=f'{t.__module__}.{t.__qualname__}',
+            class_name=self._kind,
             model_name=key.model_name,
             loader=key.loader,
             scope=key.scope,
@@ -141,7 +152,7 @@ class Fill:
         )
         self._stats.seconds['pickle'] = time.perf_counter() - start
         self._stats.nbytes = sum(p.nbytes for p in plans)
-        return Written(manifest, structure, plans, [table, keep])
+        return Written(manifest, structure, plans, Originals(host, places), table)
 
     def _refuse_chance(self, call: Call, before: dict[str, Any], first: Written) -> None:
         """Only for loads that moved a random state: again under another seed, and every byte must agree."""
@@ -163,7 +174,8 @@ class Fill:
                 structure, _ = dumps(other, table, self._references.targets())
             except Unpicklable as e:
                 raise Bypass(str(e)) from e
-            mine: Table = first.keep[0]
+            mine = first.table
+            assert mine is not None
             same = structure == first.structure and len(mine.storages) == len(table.storages)
             if not same or any(not _equal(a, b) for a, b in zip(mine.storages, table.storages, strict=True)):
                 raise Bypass(f'the result depends on chance (it moved the random state of {", ".join(moved)})')
@@ -184,32 +196,74 @@ class Fill:
         plans = [p for p in written.plans if p.name not in linked]
         self._stats.shared = sum(p.nbytes for p in written.plans if p.name in linked)
         staging.reserve(sum(p.nbytes for p in plans) + len(written.structure) + len(manifest))
-        for plan in plans:
-            with staging.arena(plan.name, plan.nbytes) as (fd, mapped):
-                self._copy(fd, plan, mapped, written)
-        copied = time.perf_counter()
-        self._stats.seconds['copy'] = copied - start
-        staging.write('structure.pkl', written.structure)
-        staging.write('manifest', manifest)
-        entry = staging.reopen()
-        self._stats.access = entry.access
+        frugal = self._let_go(written, plans)
         try:
-            result = self._check(entry)
-        finally:
-            entry.close()
-        rebuilt = time.perf_counter()
-        staging.commit()
+            for plan in plans:
+                with staging.arena(plan.name, plan.nbytes) as (fd, mapped):
+                    self._copy(fd, plan, mapped, staging, frugal, written)
+            copied = time.perf_counter()
+            self._stats.seconds['copy'] = copied - start
+            staging.write('structure.pkl', written.structure)
+            staging.write('manifest', manifest)
+            entry = staging.reopen()
+            self._stats.access = entry.access
+            try:
+                result = self._check(entry)
+            finally:
+                entry.close()
+            rebuilt = time.perf_counter()
+            staging.commit()
+        except Exception:
+            if frugal:
+                self._bring_back(written)
+            raise
         self._stats.seconds['commit'] = time.perf_counter() - rebuilt
         return result
 
-    def _copy(self, fd: int, plan: Any, mapped: bool, written: Written) -> None:
+    def _let_go(self, written: Written, plans: list[Plan]) -> bool:
+        """Give up the real object where that saves memory; its storages follow as they are copied.
+
+        Before that it is rebuilt over them, so that what cannot be rebuilt is still there to be returned.
+        """
+        manifest = written.manifest
+        shared = self._store.way != 'read' and all(d == 'cpu' for d in manifest.devices)
+        if not shared or sum(p.nbytes for p in plans) < WORTH:
+            return False
+        self._rebuilt(lambda: rebuild(manifest, written.structure, written.originals.all(), self._references))
+        self.result = written.table = None
+        written.originals.free_cycles()
+        return True
+
+    def _bring_back(self, written: Written) -> None:
+        """The object again, over what is not copied yet and what is."""
+        try:
+            storages = written.originals.all()
+            self.result = rebuild(written.manifest, written.structure, storages, self._references)
+        except Exception as e:  # it went well before, over the same bytes
+            logger.debug('loaded again: %s', e)
+            assert self._call is not None
+            self.result = self._call()
+
+    def _copy(self, fd: int, plan: Plan, mapped: bool, staging: Staging, frugal: bool, written: Written) -> None:
+        """All pieces of a plan; where the object was given up, let go of each as its copy is there."""
         import overmind_cext
 
-        def work(written: Written, own: int) -> None:
-            overmind_cext.write_arena(own, plan.nbytes, plan.header, plan.pieces, mapped=mapped)
+        def work(header: bytes, pieces: list[tuple[int, int, int]], _: Written, own: int) -> None:
+            overmind_cext.write_arena(own, plan.nbytes, header, pieces, mapped=mapped)
 
-        # The pieces are addresses in what is written.
-        self._store.patiently_with(fd, functools.partial(work, written))
+        arena = self._window(staging, plan) if frugal and mapped else None
+        header = plan.header
+        for pieces in batches(plan.pieces, STEP) if arena is not None else [plan.pieces]:
+            # The pieces are addresses in what is written, to which the thread has a reference of its own.
+            self._store.patiently_with(fd, functools.partial(work, header, pieces, written))
+            header = b''
+            if arena is not None:
+                written.originals.let_go(plan, pieces, arena)
+
+    def _window(self, staging: Staging, plan: Plan) -> Any:
+        """A staged arena as readers have it: mapped from the descriptor for writing, it could not be sealed."""
+        with arena_for_reading(self._store, 'staging', staging.name, plan.name) as (file, memory):
+            return map_whole(memory, plan.nbytes, lease=file)
 
     def _check(self, entry: Any) -> Any:
         """What cannot be rebuilt is found before anybody else meets it.
@@ -220,14 +274,17 @@ class Fill:
         on_host = all(d == 'cpu' for d in entry.manifest.devices)
         if not on_host:
             entry.manifest.devices = ['cpu'] * len(entry.manifest.devices)
+        pin = current().pin
+        result = self._rebuilt(lambda: restore(entry, self._references, self._stats.seconds, pin=pin))
+        return result if on_host else self.result
+
+    def _rebuilt(self, make: Callable[[], Any]) -> Any:
         try:
-            result = restore(entry, self._references, self._stats.seconds, pin=current().pin)
+            return make()
         except StoreError:
             raise
         except Exception as e:
-            kind = f'{type(self.result).__module__}.{type(self.result).__qualname__}'
-            raise Unpicklable(f'the result ({kind}) cannot be rebuilt: {type(e).__name__}: {e}') from e
-        return result if on_host else self.result
+            raise Unpicklable(f'the result ({self._kind}) cannot be rebuilt: {type(e).__name__}: {e}') from e
 
 
 def _drop_pages(paths: Iterable[str]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
+from overmind.collector import collector_paused
 from overmind.entries import OpenEntry
 from overmind.errors import CorruptEntry
 from overmind.manifest.model import PARAMETER, REQUIRES_GRAD, Manifest
@@ -28,18 +27,11 @@ def restore(
     """
     import torch
 
-    from overmind.structure.unpickle import loads
-
     start = time.perf_counter()
-    manifest = entry.manifest
-    with uncached(), collector_paused():
+    with collector_paused():
         storages = _storages(torch, entry, populate, pin)
         mapped = time.perf_counter()
-        tensors = _tensors(torch, manifest, storages)
-        table: list[Any] = [None] * (2 * max(len(tensors), len(storages)))
-        table[: 2 * len(tensors) : 2] = tensors
-        table[1 : 2 * len(storages) : 2] = storages
-        result = loads(entry.structure, _lookup(table, references), dict(manifest.modules))
+        result = rebuild(entry.manifest, entry.structure, storages, references)
     if pin != 'off':
         from overmind.gpu.modules import install
 
@@ -49,16 +41,26 @@ def restore(
     return result
 
 
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Thousands of new objects, all of them alive, have the garbage collector run for nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+def rebuild(manifest: Manifest, structure: bytes, storages: list[Any], references: References) -> Any:
+    """The object over storages that are there already, one for each row of the manifest. Raises as restore does."""
+    import torch
+
+    from overmind.structure.unpickle import loads
+
+    with uncached(), collector_paused():
+        tensors = _tensors(torch, manifest, storages)
+        table: list[Any] = [None] * (2 * max(len(tensors), len(storages)))
+        table[: 2 * len(tensors) : 2] = tensors
+        table[1 : 2 * len(storages) : 2] = storages
+        return loads(structure, _lookup(table, references), dict(manifest.modules))
+
+
+def map_whole(fd: int, nbytes: int, populate: bool = False, copy: bool = False, lease: int = -1) -> Any:
+    """An UntypedStorage over the whole of an arena, private to this process; with copy, over a copy of it."""
+    import overmind_cext
+    from torch.utils.dlpack import from_dlpack
+
+    return from_dlpack(overmind_cext.map_arena(fd, nbytes, populate=populate, copy=copy, lease=lease)).untyped_storage()
 
 
 def _lookup(table: list[Any], references: References) -> Callable[[Any], Any]:
@@ -82,23 +84,14 @@ def _lookup(table: list[Any], references: References) -> Callable[[Any], Any]:
     return look
 
 
-def _map(nbytes: int, populate: bool, copy: bool, lease: int, fd: int) -> Any:
-    import overmind_cext
-
-    return overmind_cext.map_arena(fd, nbytes, populate=populate, copy=copy, lease=lease)
-
-
 def _storages(torch: Any, entry: OpenEntry, populate: bool, pin: Pin = 'off') -> list[Any]:
     """One UntypedStorage a row. Ranges were checked when the manifest was decoded: torch's slicing clamps silently."""
-    from torch.utils.dlpack import from_dlpack
-
     manifest = entry.manifest
     whole = []
     copy, leases = entry.access == 'read', entry.leases or [-1] * len(entry.arenas)
     for file, fd, lease in zip(manifest.arenas, entry.arenas, leases, strict=True):
-        make = functools.partial(_map, file.nbytes, populate, copy, lease)
-        capsule = entry.store.patiently_with(fd, make) if copy and entry.store else make(fd)
-        whole.append(from_dlpack(capsule).untyped_storage())
+        make = functools.partial(map_whole, nbytes=file.nbytes, populate=populate, copy=copy, lease=lease)
+        whole.append(entry.store.patiently_with(fd, make) if copy and entry.store else make(fd))
     # The method of the base class: torch's own asks each time whether the device is meta.
     windows = [super(torch.UntypedStorage, s).__getitem__ for s in whole]
     out = []

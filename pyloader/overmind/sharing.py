@@ -8,7 +8,7 @@ import functools
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overmind.arena import Plan
 from overmind.entries import close
@@ -16,6 +16,9 @@ from overmind.errors import Hangs, StoreError
 from overmind.logs import logger
 from overmind.staging import Staging
 from overmind.store import Store
+
+if TYPE_CHECKING:
+    from overmind.control.client import Place
 
 # Read at once, in bytes: little enough to stay in the processor's cache.
 _STEP = 256 << 10
@@ -48,7 +51,7 @@ def _link_twin(staging: Staging, plan: Plan, alike: list[tuple[str, str]], keep:
         if compared >= plan.nbytes:
             break
         try:
-            with _published_arena(staging.store, id, name) as (file, memory):
+            with arena_for_reading(staging.store, 'pipelines', id, name) as (file, memory):
                 # The thread may be left behind in a daemon that hangs, so it has its own reference to the pieces.
                 agreed = staging.store.patiently_with(memory, functools.partial(_agreement, plan, keep))
                 if agreed == plan.nbytes:
@@ -78,14 +81,14 @@ def _own_arenas(store: Store, sizes: set[int]) -> dict[int, list[tuple[str, str]
 
 
 @contextlib.contextmanager
-def _published_arena(store: Store, id: str, name: str) -> Iterator[tuple[int, int]]:
+def arena_for_reading(store: Store, place: Place, id: str, name: str) -> Iterator[tuple[int, int]]:
     """The file of an arena, open for reading and closed at the end, and what its bytes are to be read from."""
-    path = os.path.join(store.root, 'pipelines', id, 'tensors', name)
+    path = os.path.join(store.root, place, id, 'tensors', name)
     with contextlib.ExitStack() as opened:
         file = memory = store.patiently(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), late=close)
         opened.callback(close, file)
         if store.way == 'fd':
-            memory = store.memory('pipelines', id, name, file)
+            memory = store.memory(place, id, name, file)
             opened.callback(close, memory)
         yield file, memory
 

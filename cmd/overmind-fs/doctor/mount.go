@@ -70,7 +70,7 @@ func Look(dir string) (Mount, error) {
 	if info, err := os.Stat(filepath.Join(dir, "pipelines")); err == nil {
 		m.Shared = info.Mode()&fs.ModeSticky != 0
 	}
-	if path, err := os.Readlink(filepath.Join(dir, "control")); err == nil {
+	if path, err := overmindfs.ControlSocket(dir); err == nil {
 		m.Socket = path
 		if info, err := os.Stat(path); err == nil {
 			m.SocketMode = info.Mode().Perm()

@@ -7,10 +7,12 @@ need the daemon any more. The arena's file in the mount stays the lease.
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 import struct
 import time
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import flatbuffers
@@ -20,6 +22,7 @@ from overmind.errors import StoreError
 
 VERSION = 1
 MAX_MESSAGE = 4 + 4096
+_MAX_ADDRESS = 107  # bytes of a path in struct sockaddr_un, without its end
 
 Place = Literal['pipelines', 'staging']
 
@@ -36,7 +39,8 @@ def arena_fd(root: str, place: Place, id: str, name: str, inode: int, deadline: 
     """
     link = os.path.join(root, 'control')
     try:
-        path = os.readlink(link)
+        # A relative link is one from the root, also where that is seen under another name than the daemon's.
+        path = os.path.join(root, os.readlink(link))
     except OSError as e:
         raise StoreError(f'{link} cannot be read: {e.strerror}') from e
     request = _request(place, id, name, inode)
@@ -56,7 +60,8 @@ def _ask(path: str, request: bytes, until: float, file: str) -> int | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
         s.settimeout(max(0.001, until - time.monotonic()))
         try:
-            s.connect(path)
+            with _address(path) as address:
+                s.connect(address)
             _check_peer(s, path)
             s.sendall(request)
             message, data, flags, _ = s.recvmsg(MAX_MESSAGE + 1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
@@ -65,7 +70,8 @@ def _ask(path: str, request: bytes, until: float, file: str) -> int | None:
         except TimeoutError as e:
             raise StoreError(f'{path} does not answer; the daemon hangs') from e
         except OSError as e:
-            raise StoreError(f'{path} cannot be reached: {e.strerror or e}') from e
+            hint = '; in a container: --control-dir, docs/containers.md' if isinstance(e, FileNotFoundError) else ''
+            raise StoreError(f'{path} cannot be reached: {e.strerror or e}{hint}') from e
     fds = _descriptors(data)
     try:
         if not message:
@@ -79,6 +85,20 @@ def _ask(path: str, request: bytes, until: float, file: str) -> int | None:
     finally:
         for fd in fds:
             os.close(fd)
+
+
+@contextlib.contextmanager
+def _address(path: str) -> Iterator[str]:
+    """A path to the socket that an address holds: it may be longer here than where the daemon sees it."""
+    if len(os.fsencode(path)) <= _MAX_ADDRESS:
+        yield path
+        return
+    folder, name = os.path.split(path)
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f'/proc/self/fd/{fd}/{name}'
+    finally:
+        os.close(fd)
 
 
 def _check_peer(s: socket.socket, path: str) -> None:

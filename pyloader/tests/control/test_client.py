@@ -229,7 +229,7 @@ def test_no_socket(tmp_path: pathlib.Path) -> None:
     with pytest.raises(StoreError, match='control cannot be read'):
         arena_fd(str(tmp_path), 'pipelines', 'a', NAME, 7, 1)
     (tmp_path / 'control').symlink_to(tmp_path / 'nowhere')
-    with pytest.raises(StoreError, match='cannot be reached'):
+    with pytest.raises(StoreError, match=r'cannot be reached: No such .*; in a container: --control-dir'):
         arena_fd(str(tmp_path), 'pipelines', 'a', NAME, 7, 1)
     (tmp_path / 'nowhere').write_bytes(b'')
     with pytest.raises(StoreError, match='cannot be reached'):
@@ -241,6 +241,26 @@ def test_dead_daemon(tmp_path: pathlib.Path) -> None:
         s.bind(str(tmp_path / 'socket'))
     (tmp_path / 'control').symlink_to(tmp_path / 'socket')
     with pytest.raises(StoreError, match='cannot be reached: Connection refused'):
+        arena_fd(str(tmp_path), 'pipelines', 'a', NAME, 7, 1)
+
+
+@pytest.mark.parametrize('depth', [1, 60])
+def test_relative_link(daemon: FakeDaemon, tmp_path: pathlib.Path, depth: int) -> None:
+    """As where the socket lies beside the mount: it is found under whatever name the root has, however long that is."""
+    daemon.answer = give(os.devnull, reply())
+    (daemon.root / 'control').unlink()
+    (daemon.root / 'control').symlink_to('../socket')
+    far = tmp_path.joinpath(*['x' * 20] * depth)
+    far.mkdir(parents=True)
+    (far / 'cache').symlink_to(tmp_path)
+    for root in (daemon.root, far / 'cache' / 'root'):
+        os.close(arena_fd(str(root), 'pipelines', 'a', NAME, 7, 5))
+    assert len(str(far)) > module._MAX_ADDRESS or depth == 1
+
+
+def test_socket_below_a_folder_that_is_gone(tmp_path: pathlib.Path) -> None:
+    (tmp_path / 'control').symlink_to('x' * 200 + '/socket')
+    with pytest.raises(StoreError, match=r'cannot be reached: No such file'):
         arena_fd(str(tmp_path), 'pipelines', 'a', NAME, 7, 1)
 
 
