@@ -23,6 +23,7 @@ CASES_ARGS ?=
 FUZZTIME ?= 20s
 BENCH_ARGS ?=
 WAYS_ARGS ?=
+GPU_ARGS ?=
 GOLANGCI := 2.15.0
 # That of the loader, and the commit.
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyloader/pyproject.toml)$(shell git rev-parse --short=12 HEAD \
@@ -257,6 +258,10 @@ bench: build venv compiled bench-env ## everything measured, beside what there i
 .PHONY: bench-check
 bench-check: ## the same, and fail where a ratio is beyond its limit in integration/bench/promises.toml
 	$(MAKE) bench BENCH_ARGS='--check $(BENCH_ARGS)' WAYS_ARGS='--check $(WAYS_ARGS)'
+
+.PHONY: bench-gpu
+bench-gpu: build venv compiled ## a cached pipeline to a GPU by every OVERMIND_PIN; $GPU_ARGS are its options. Without a GPU: 77
+	$(PY) -m integration.bench.gpu $(GPU_ARGS)
 
 .PHONY: fuzz
 fuzz: venv | need-go need-compiler ## every fuzzer, of Go, C++ and Python, each for $FUZZTIME (default 20s), two at a time

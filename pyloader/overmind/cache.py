@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from overmind import statistics
 from overmind.collector import collector_paused
+from overmind.entries import OpenEntry
 from overmind.errors import Bypass, CorruptEntry, Hangs, OvermindError, StoreError, Unkeyable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey, lookup
@@ -19,7 +20,7 @@ from overmind.nesting import inside, uncached
 from overmind.references import References, Registry, arguments
 from overmind.settings import Settings, current
 from overmind.statistics import Load
-from overmind.store import OpenEntry, Store
+from overmind.store import Store
 from overmind.users import unmapped
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ class _Session:
         from overmind.restore import restore
 
         try:
-            return restore(entry, references, self._load.seconds, self._settings.populate)
+            return restore(entry, references, self._load.seconds, self._settings.populate, self._settings.pin)
         except OvermindError:
             raise
         except MemoryError as e:

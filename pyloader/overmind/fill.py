@@ -23,6 +23,7 @@ from overmind.manifest.encode import encode
 from overmind.originals import STEP, WORTH, Originals, batches
 from overmind.references import References
 from overmind.restore import map_whole, rebuild, restore
+from overmind.settings import current
 from overmind.sharing import arena_for_reading, link_twins
 from overmind.staging import Staging, stage
 from overmind.statistics import Load
@@ -273,7 +274,8 @@ class Fill:
         on_host = all(d == 'cpu' for d in entry.manifest.devices)
         if not on_host:
             entry.manifest.devices = ['cpu'] * len(entry.manifest.devices)
-        result = self._rebuilt(lambda: restore(entry, self._references, self._stats.seconds))
+        pin = current().pin
+        result = self._rebuilt(lambda: restore(entry, self._references, self._stats.seconds, pin=pin))
         return result if on_host else self.result
 
     def _rebuilt(self, make: Callable[[], Any]) -> Any:

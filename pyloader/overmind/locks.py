@@ -41,6 +41,12 @@ class Lock:
 held: set[int] = set()
 
 
+def hold(fd: int) -> Lock:
+    """The lock behind an open file, to be released whether or not it was got."""
+    held.add(fd)
+    return Lock(fd)
+
+
 def adopt(fd: int) -> None:
     """An inherited lock stays held for as long as this process lives, and is not passed on."""
     os.set_inheritable(fd, False)

@@ -8,15 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 from overmind.collector import collector_paused
+from overmind.entries import OpenEntry
 from overmind.errors import CorruptEntry
 from overmind.manifest.model import PARAMETER, REQUIRES_GRAD, Manifest
 from overmind.nesting import uncached
 from overmind.references import References
-from overmind.store import OpenEntry
+from overmind.settings import Pin
 from overmind.structure.constants import constant
 
 
-def restore(entry: OpenEntry, references: References, seconds: dict[str, float], populate: bool = False) -> Any:
+def restore(
+    entry: OpenEntry, references: References, seconds: dict[str, float], populate: bool = False, pin: Pin = 'off'
+) -> Any:
     """The cached object, its memory private to this process. Adds ``map`` and ``rebuild`` to seconds.
 
     Raises CorruptEntry where manifest, arenas and structure do not fit together, or whatever importing the classes of
@@ -26,9 +29,13 @@ def restore(entry: OpenEntry, references: References, seconds: dict[str, float],
 
     start = time.perf_counter()
     with collector_paused():
-        storages = _storages(torch, entry, populate)
+        storages = _storages(torch, entry, populate, pin)
         mapped = time.perf_counter()
         result = rebuild(entry.manifest, entry.structure, storages, references)
+    if pin != 'off':
+        from overmind.gpu.modules import install
+
+        install(torch)
     seconds['map'] = mapped - start
     seconds['rebuild'] = time.perf_counter() - mapped
     return result
@@ -77,7 +84,7 @@ def _lookup(table: list[Any], references: References) -> Callable[[Any], Any]:
     return look
 
 
-def _storages(torch: Any, entry: OpenEntry, populate: bool) -> list[Any]:
+def _storages(torch: Any, entry: OpenEntry, populate: bool, pin: Pin = 'off') -> list[Any]:
     """One UntypedStorage a row. Ranges were checked when the manifest was decoded: torch's slicing clamps silently."""
     manifest = entry.manifest
     whole = []
@@ -88,12 +95,22 @@ def _storages(torch: Any, entry: OpenEntry, populate: bool) -> list[Any]:
     # The method of the base class: torch's own asks each time whether the device is meta.
     windows = [super(torch.UntypedStorage, s).__getitem__ for s in whole]
     out = []
+    staged: dict[str, list[tuple[Any, Any]]] = {}  # by device: (target, source)
     for offset, nbytes, arena, device in manifest.storages:
         s = windows[arena](slice(offset, offset + nbytes)) if nbytes else torch.UntypedStorage(0)
         name = manifest.devices[device]
         if name != 'cpu':
-            s = torch.UntypedStorage(nbytes, device=name).copy_(s)
+            source, s = s, torch.UntypedStorage(nbytes, device=name)
+            if pin == 'off' or not name.startswith('cuda') or not nbytes:
+                s.copy_(source)
+            else:
+                staged.setdefault(name, []).append((s, source))
         out.append(s)
+    if staged:
+        from overmind.gpu.copies import copy_storages
+
+        for name, pairs in staged.items():
+            copy_storages(torch, pin, name, pairs)
     return out
 
 

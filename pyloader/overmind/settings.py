@@ -9,10 +9,12 @@ from typing import Any, Literal, TypeVar
 
 Access = Literal['auto', 'map', 'fd', 'read']
 Where = Literal['inline', 'subprocess']
+Pin = Literal['off', 'register', 'pool']
 
 _LEVELS = ('debug', 'info', 'warning', 'error', 'critical')
 _ACCESS = ('auto', 'map', 'fd', 'read')
 _FILL = ('inline', 'subprocess')
+_PIN = ('off', 'register', 'pool')
 _TRUE = ('1', 'true', 'yes', 'on')
 _FALSE = ('', '0', 'false', 'no', 'off')
 _FLAG = '1 or 0'
@@ -36,6 +38,7 @@ class Settings:
     populate: bool = False  # OVERMIND_POPULATE: fault mapped memory in at once
     fill: Where = 'inline'  # OVERMIND_FILL: where a miss runs the real loader
     drop_sources: bool = False  # OVERMIND_DROP_SOURCES: take the files of a fill out of the page cache
+    pin: Pin = 'off'  # OVERMIND_PIN: how weights are copied to a GPU
 
 
 _VARIABLES = (
@@ -51,6 +54,7 @@ _VARIABLES = (
     'OVERMIND_POPULATE',
     'OVERMIND_FILL',
     'OVERMIND_DROP_SOURCES',
+    'OVERMIND_PIN',
 )
 _last: tuple[tuple[object, ...], Settings] | None = None
 
@@ -89,6 +93,7 @@ def _parse() -> Settings:
         populate=_read('OVERMIND_POPULATE', _flag, False, _FLAG),
         fill=_read('OVERMIND_FILL', lambda text: _one_of(_FILL, text), 'inline', ', '.join(_FILL)),
         drop_sources=_read('OVERMIND_DROP_SOURCES', _flag, False, _FLAG),
+        pin=_read('OVERMIND_PIN', lambda text: _one_of(_PIN, text), 'off', ', '.join(_PIN)),
     )
 
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from overmind.arena import Plan
+from overmind.entries import close
 from overmind.errors import Hangs, StoreError
 from overmind.logs import logger
 from overmind.staging import Staging
-from overmind.store import Store, close
+from overmind.store import Store
 
 if TYPE_CHECKING:
     from overmind.control.client import Place

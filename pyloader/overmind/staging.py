@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from overmind import directory
+from overmind.entries import OpenEntry, close, close_entry
 from overmind.errors import StoreError
-from overmind.store import OpenEntry, Store, close, close_entry
+from overmind.store import Store
 
 
 @contextlib.contextmanager

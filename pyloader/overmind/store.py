@@ -13,13 +13,13 @@ import os
 import stat
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from overmind import directory
 from overmind.deadline import guarded
+from overmind.entries import OpenEntry, Way, check_file, check_size, close, close_entry, is_still, read_file
 from overmind.errors import CorruptEntry, Hangs, StillHangs, StoreError
-from overmind.locks import Lock, held
+from overmind.locks import Lock, hold
 from overmind.logs import warn_once
 from overmind.manifest import Manifest, decode
 from overmind.users import outer
@@ -29,46 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar('T')
 
-MAX_BLOB = 1 << 30
 HANG_PAUSE = 20.0  # seconds for which a daemon that hung is left alone: each touch costs the whole deadline
 _REPLACED_AT_MOST = 3  # times while one reader opens an entry
-
-# How arenas are reached: the kernel maps the daemon's memory through its files; the daemon passes its memory over a
-# socket; they are read into private memory, since a page-cache mapping would not survive the daemon; or there is no
-# daemon.
-Way = Literal['passthrough', 'fd', 'read', 'directory']
-
-
-def close(fd: int) -> None:
-    """Close a file of the cache. A dead daemon answers with an error, and the descriptor is gone all the same."""
-    with contextlib.suppress(OSError):
-        os.close(fd)
-
-
-@dataclass(slots=True)
-class OpenEntry:
-    """A published or staged entry, held open; the descriptors are the lease until the mappings have theirs."""
-
-    manifest: Manifest
-    structure: bytes
-    arenas: list[int]
-    owner: int
-    access: Way = 'directory'
-    leases: list[int] = field(default_factory=list)  # where the arenas' descriptors are none: files, or the folder
-    folder: int = -1  # of a plain directory's entry
-    store: Store | None = None  # which is there when the arenas are read, and may hang then
-
-    def files(self) -> list[str]:
-        """All that it consists of, in its folder."""
-        return ['manifest', 'structure.pkl', *(os.path.join('tensors', a.name) for a in self.manifest.arenas)]
-
-    def close(self) -> None:
-        for fds in (self.arenas, self.leases):
-            while fds:
-                close(fds.pop())
-        if self.folder >= 0:
-            close(self.folder)
-            self.folder = -1
 
 
 class Store:
@@ -107,7 +69,7 @@ class Store:
             try:
                 directory.verify(entry.folder, id, entry.files())
             except BaseException as e:
-                removed = not _is_still(os.path.join(self.root, 'pipelines', id), entry.folder)
+                removed = not is_still(os.path.join(self.root, 'pipelines', id), entry.folder)
                 entry.close()
                 if removed and isinstance(e, (FileNotFoundError, CorruptEntry)):
                     return None
@@ -144,7 +106,7 @@ class Store:
             sizes.update((os.path.join('tensors', a.name), a.nbytes) for a in manifest.arenas)
             try:
                 for name, nbytes in sizes.items():
-                    _check_size(name, os.stat(os.path.join(self.root, 'pipelines', id, name)).st_size, nbytes)
+                    check_size(name, os.stat(os.path.join(self.root, 'pipelines', id, name)).st_size, nbytes)
             except FileNotFoundError as e:
                 raise CorruptEntry(f'{e.filename} is missing') from e
             return manifest, owner
@@ -173,7 +135,7 @@ class Store:
 
     def _manifest(self, folder: str, at: int | None = None) -> tuple[Manifest, int]:
         path = os.path.join(self.root, folder, 'manifest')
-        data, owner = _read(path) if at is None else _read('manifest', at)
+        data, owner = read_file(path) if at is None else read_file('manifest', at)
         manifest = decode(data)
         if manifest.id != os.path.basename(folder):
             raise CorruptEntry(f'{path} is that of {manifest.id!r}')
@@ -196,7 +158,7 @@ class Store:
                 return self._open_at(at, folder)
             except FileNotFoundError as e:
                 # Evicted or replaced between two opens, or really incomplete?
-                if not missing_ok or _is_still(base, at):
+                if not missing_ok or is_still(base, at):
                     if missing_ok and e.filename == 'manifest':
                         return None
                     raise CorruptEntry(f'{os.path.join(base, str(e.filename))} is missing') from e
@@ -218,11 +180,11 @@ class Store:
             for a in manifest.arenas:
                 fd = os.open(os.path.join('tensors', a.name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
                 entry.arenas.append(fd)
-                _check_file(a.name, os.fstat(fd), a.nbytes, owner)
-            entry.structure, author = _read('structure.pkl', at)
+                check_file(a.name, os.fstat(fd), a.nbytes, owner)
+            entry.structure, author = read_file('structure.pkl', at)
             if author != owner:
                 raise CorruptEntry(f'structure.pkl belongs to uid {author}, the manifest to uid {owner}')
-            _check_size('structure.pkl', len(entry.structure), manifest.structure_nbytes)
+            check_size('structure.pkl', len(entry.structure), manifest.structure_nbytes)
             if self.way == 'fd':
                 self._pass(entry, folder)
             if not self.is_mount:
@@ -241,7 +203,7 @@ class Store:
         try:
             for a, handle in zip(entry.manifest.arenas, entry.arenas, strict=True):
                 memory.append(self.memory('staging' if place == 'staging' else 'pipelines', id, a.name, handle))
-                _check_size(a.name, os.fstat(memory[-1]).st_size, a.nbytes)
+                check_size(a.name, os.fstat(memory[-1]).st_size, a.nbytes)
         except BaseException as e:
             for fd in memory:
                 close(fd)
@@ -347,8 +309,7 @@ class Store:
             return self._open_lock(id)
 
         fd = self.guard(acquire, late=close)
-        held.add(fd)
-        lock = Lock(fd)
+        lock = hold(fd)
         until, pause = time.monotonic() + seconds, 0.001
         try:
             while True:
@@ -357,8 +318,7 @@ class Store:
                     if self.is_mount or self._is_named(lock.fd, id):
                         return lock
                     lock.release()  # gc has removed it while this one waited
-                    lock = Lock(self.guard(acquire, late=close))
-                    held.add(lock.fd)
+                    lock = hold(self.guard(acquire, late=close))
                 if time.monotonic() > until:
                     lock.release()
                     return None
@@ -388,8 +348,7 @@ class Store:
             return self._open_lock(id)
 
         fd = self.guard(attend, late=close)
-        held.add(fd)
-        return Lock(fd)
+        return hold(fd)
 
     # ---- filling
 
@@ -403,48 +362,3 @@ class Store:
     def socket_failed(self, e: Exception) -> None:
         text = (e.strerror if isinstance(e, OSError) else None) or str(e)
         warn_once(f'socket:{self.root}', f'{self.root}: arenas are copied instead of shared: {text}')
-
-
-def close_entry(entry: OpenEntry | None) -> None:
-    if entry is not None:
-        entry.close()
-
-
-def _check_size(name: str, nbytes: int, said: int) -> None:
-    if nbytes != said:
-        raise CorruptEntry(f'{name} has {nbytes} bytes, the manifest says {said}')
-
-
-def _check_file(name: str, info: os.stat_result, said: int, owner: int) -> None:
-    if not stat.S_ISREG(info.st_mode):
-        raise CorruptEntry(f'{name} is not a file')
-    if info.st_uid not in (owner, 0):
-        raise CorruptEntry(f'the manifest belongs to uid {owner}, {name} to uid {info.st_uid}')
-    _check_size(name, info.st_size, said)
-
-
-def _is_still(folder: str, at: int) -> bool:
-    """Whether the path leads to the folder that is open."""
-    try:
-        return os.path.samestat(os.stat(folder), os.fstat(at))
-    except OSError:
-        return False
-
-
-def _read(path: str, at: int | None = None) -> tuple[bytes, int]:
-    """Content and owner of a small file, in as few calls as that takes; at is the folder that path starts from."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-    try:
-        st = os.fstat(fd)
-        if st.st_size > MAX_BLOB:
-            raise CorruptEntry(f'{path} has {st.st_size} bytes, more than {MAX_BLOB}')
-        parts, left = [], st.st_size
-        while left > 0:
-            part = os.read(fd, left)
-            if not part:
-                break
-            parts.append(part)
-            left -= len(part)
-        return b''.join(parts), st.st_uid
-    finally:
-        close(fd)

@@ -8,12 +8,12 @@ from typing import Any
 import overmind_cext
 
 from overmind import arena
+from overmind.entries import OpenEntry
 from overmind.manifest import Arena, Manifest, decode
 from overmind.manifest.encode import encode
 from overmind.naming import name_tensors
 from overmind.references import References, Registry
 from overmind.restore import restore
-from overmind.store import OpenEntry
 from overmind.structure.pickler import dumps
 from overmind.structure.table import Table
 

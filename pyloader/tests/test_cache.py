@@ -353,7 +353,7 @@ def test_an_entry_that_is_replaced_while_it_is_opened_is_never_mixed(
     old, new = (m[0].weight.detach().numpy().tobytes() for m in (make(checkpoint), other))
     assert arena.read_bytes().count(old) == 1
     arena.write_bytes(arena.read_bytes().replace(old, new))
-    read, swapped = store._read, []
+    read, swapped = store.read_file, []
 
     def swap(path: str, at: int | None = None) -> tuple[bytes, int]:
         found = read(path, at)
@@ -363,7 +363,7 @@ def test_an_entry_that_is_replaced_while_it_is_opened_is_never_mixed(
             shutil.rmtree(swapped[0])
         return found
 
-    monkeypatch.setattr(store, '_read', swap)
+    monkeypatch.setattr(store, 'read_file', swap)
     found = load(make, checkpoint)
     assert swapped
     assert torch.equal(found[0].weight, other[0].weight)

@@ -466,14 +466,14 @@ def test_a_late_entry_gives_its_lease_back(
 ) -> None:
     monkeypatch.setenv('OVERMIND_DEADLINE', '0.2')
     monkeypatch.delenv('OVERMIND_STRICT')
-    release, real = threading.Event(), store._read
+    release, real = threading.Event(), store.read_file
 
     def hangs(path: str, at: int | None = None) -> tuple[bytes, int]:
         if path.endswith('structure.pkl'):
             release.wait(10)
         return real(path, at)
 
-    monkeypatch.setattr(store, '_read', hangs)
+    monkeypatch.setattr(store, 'read_file', hangs)
     assert_made(load(make, checkpoint))
     (arena,) = (entry / 'tensors').iterdir()
     assert len(held_open(str(arena))) == 1

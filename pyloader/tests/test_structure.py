@@ -236,10 +236,10 @@ def test_references_stand_for_the_callers_own_objects() -> None:
     registry.add(other, 'vae-1')
     from roundtrip import write
 
+    from overmind.entries import OpenEntry
     from overmind.manifest import decode
     from overmind.manifest.encode import encode
     from overmind.restore import restore
-    from overmind.store import OpenEntry
 
     manifest, structure, files = write(pipe, refs)
     entry = OpenEntry(decode(encode(manifest)), structure, files, 0)

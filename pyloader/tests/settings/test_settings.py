@@ -55,6 +55,9 @@ def test_defaults(said: list[str]) -> None:
         ('FILL', 'Subprocess', 'fill', 'subprocess'),
         ('FILL', '', 'fill', 'inline'),
         ('DROP_SOURCES', '1', 'drop_sources', True),
+        ('PIN', 'Pool', 'pin', 'pool'),
+        ('PIN', 'register', 'pin', 'register'),
+        ('PIN', 'off', 'pin', 'off'),
     ],
 )
 def test_good(
@@ -80,6 +83,7 @@ def test_good(
         ('ACCESS', 'write', 'auto, map, fd, read'),
         ('FILL', 'elsewhere', 'inline, subprocess'),
         ('AUTOSTART', 'ja', '1 or 0'),
+        ('PIN', '1', 'off, register, pool'),
     ],
 )
 def test_bad(said: list[str], monkeypatch: pytest.MonkeyPatch, name: str, text: str, allowed: str) -> None:
