@@ -37,8 +37,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With OVERMIND_E2E_WAY everything, but what the run without it has done under each way, and what has no arena:
-    that is marked with ``one_way`` and the reason."""
+    """With OVERMIND_E2E_WAY everything, but what the run without it has done under each way, and what is marked with
+    ``one_way`` and a reason."""
     if DEFAULT_WAY not in WAYS:
         raise pytest.UsageError(f'OVERMIND_E2E_WAY is one of {", ".join(WAYS)}, not {DEFAULT_WAY!r}')
     for item in items:

@@ -81,6 +81,7 @@ def test_failure_is_in_the_table_and_in_the_json() -> None:
     assert as_json(results)['timings'][0]['failure'] == 'it does not run here'
 
 
+@pytest.mark.one_way('that the benchmark runs: `make bench` itself measures the ways side by side')
 def test_benchmark_of_a_tiny_model(tmp_path: Path) -> None:
     output = tmp_path / 'figures.json'
     line = [sys.executable, '-m', 'integration.bench', '--size=tiny', '--only=times', '--workloads=c', '--repeat=1']
