@@ -37,6 +37,9 @@ func (o MountOptions) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := raiseSizeLimits(logger); err != nil {
+		return err
+	}
 	maxFiles := raiseFileLimit(logger)
 	debug.SetGCPercent(gcPercent)
 	metrics, err := o.listenMetrics(predecessor != "")

@@ -86,9 +86,9 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
     assert (mounts, daemons) == ([], [])
 
 
-def serving(root: Path, way: str) -> Daemon:
+def serving(root: Path, way: str, *options: str) -> Daemon:
     """A daemon whose arenas are reached that way; skips where this machine has no passthrough."""
-    daemon = Daemon(root, *WAYS[way]).start()
+    daemon = Daemon(root, *WAYS[way], *options).start()
     status = json.loads((root / 'status.json').read_text())
     if way == 'passthrough' and not status['passthrough']['active']:
         daemon.stop()
