@@ -208,7 +208,7 @@ test-e2e: build venv fusermount ## real mounts, real processes, faults
 	$(PY) -m pytest -c integration/pyproject.toml --rootdir integration integration/tests
 
 .PHONY: test-e2e-ways
-test-e2e-ways: build venv ## the same without passthrough, then without fd passing too; only what it makes a difference for
+test-e2e-ways: build venv ## the same without passthrough, then without fd passing too; without what has no arena in it
 	for way in fd read; do \
 		echo "arenas are reached by $$way"; \
 		OVERMIND_E2E_WAY=$$way $(PY) -m pytest -c integration/pyproject.toml --rootdir integration integration/tests; \

@@ -133,6 +133,9 @@ func tamper(open func() (int, error)) error {
 		said(name+" map", err)
 	}
 	write("fd", fd)
+	if os.Getuid() != 0 { // root and the owner of the daemon could do more
+		claim(fd)
+	}
 	again, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err == nil { // as it is for a memfd: its seals decide
 		write("reopened", again)
@@ -165,6 +168,31 @@ func tamper(open func() (int, error)) error {
 	}
 	copy(private, evil) // one's own
 	return nil
+}
+
+// claim tries what changes a file for everybody who has it, and not its bytes.
+func claim(fd int) {
+	seal := func(seals int) error {
+		_, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+		return err
+	}
+	said("claim: seal", seal(unix.F_SEAL_FUTURE_WRITE))
+	said("claim: the last seal", seal(unix.F_SEAL_SEAL))
+	said("claim: chmod", unix.Fchmod(fd, 0))
+	said("claim: chown", unix.Fchown(fd, os.Getuid(), os.Getgid()))
+	said("claim: attribute", unix.Fsetxattr(fd, "user.x", []byte("x"), 0))
+	said("claim: times", unix.Futimes(fd, []unix.Timeval{{Sec: 1}, {Sec: 1}}))
+	said("claim: ioctl to make it immutable", unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, 0x10)) // FS_IMMUTABLE_FL
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || int(st.Uid) != os.Getuid() { // one's own file: the kernel does not ask
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK)
+		said("claim: lease", err)
+	}
+	// Of the descriptor that this process has, and of no other.
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_APPEND|unix.O_NONBLOCK|unix.O_ASYNC)
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETOWN, os.Getpid())
+	_ = unix.Flock(fd, unix.LOCK_EX)
+	_, _ = unix.Seek(fd, 1, unix.SEEK_SET)
 }
 
 // meddle tries everything on a published and a staged entry of another user.

@@ -84,15 +84,15 @@ func (m *Mount) closeDetached() {
 	}
 }
 
-// exchange puts a mount in the place of the one at dir: beneath it first, and then that one is detached, so that there
+// exchange puts a mount in the place of this one: beneath it first, and then that one is detached, so that there
 // is always one to be found.
-func exchange(dir string, mount int) error {
-	err := unix.MoveMount(mount, "", unix.AT_FDCWD, dir, unix.MOVE_MOUNT_F_EMPTY_PATH|moveMountBeneath)
+func (m *Mount) exchange(mount int) error {
+	err := m.at.beneath(mount)
 	switch {
 	case errors.Is(err, unix.EINVAL):
-		return fmt.Errorf("%s: %w: %w", dir, ErrNoBeneath, err)
+		return fmt.Errorf("%s: %w: %w", m.dir, ErrNoBeneath, err)
 	case err != nil:
-		return fmt.Errorf("mount beneath %s: %w", dir, err)
+		return fmt.Errorf("mount beneath %s: %w", m.dir, err)
 	}
-	return Detach(dir, true)
+	return m.detach(true)
 }

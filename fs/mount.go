@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -47,6 +46,7 @@ type Mount struct {
 	server *fuse.Server
 	socket *fdpass.Server // nil without FD passing
 	dir    string
+	at     *place // of dir; closed with done
 	log    *slog.Logger
 	done   chan struct{} // closed when the serve loop has ended
 
@@ -108,18 +108,24 @@ func New(opts Options) (*Mount, error) {
 		done: make(chan struct{}), mounted: make(chan struct{}), superseded: make(chan struct{}),
 	}
 	mountPoint := opts.Dir
-	if direct && !opts.Detached {
-		pin, err := pinFolder(opts.Dir)
-		if err != nil {
-			return nil, fmt.Errorf("mount %s: %w", opts.Dir, err)
-		}
-		defer func() { _ = unix.Close(pin) }()
-		mountPoint = fmt.Sprintf("/proc/self/fd/%d", pin)
+	if m.at, err = openPlace(opts.Dir); err != nil {
+		return nil, fmt.Errorf("mount %s: %w", opts.Dir, err)
 	}
 	if opts.Detached {
-		if mountPoint, err = m.mountDetached(opts, &nodeOptions.MountOptions); err != nil {
-			return nil, err
+		mountPoint, err = m.mountDetached(opts, &nodeOptions.MountOptions)
+	} else {
+		var folder int
+		if folder, err = m.at.folder(); err == nil {
+			defer func() { _ = unix.Close(folder) }()
+			mark(folder)
 		}
+		if direct {
+			mountPoint = fmt.Sprintf("/proc/self/fd/%d", folder)
+		}
+	}
+	if err != nil {
+		m.at.close()
+		return nil, fmt.Errorf("mount %s: %w", opts.Dir, err)
 	}
 	socket, target, err := t.listenControl(opts, m.offer)
 	if err != nil && opts.ControlDir != "" {
@@ -132,6 +138,7 @@ func New(opts Options) (*Mount, error) {
 	server, err := fuse.NewServer(fusefs.NewNodeFS(top, nodeOptions), mountPoint, &nodeOptions.MountOptions)
 	if err != nil {
 		m.closeDetached()
+		m.at.close()
 		close(m.done)
 		if socket != nil {
 			socket.Close()
@@ -147,6 +154,7 @@ func New(opts Options) (*Mount, error) {
 	close(m.mounted)
 	go func() {
 		defer close(m.done)
+		defer m.at.close()
 		defer m.closeSocket()
 		defer t.pruner.stop()
 		server.Serve()
@@ -156,17 +164,6 @@ func New(opts Options) (*Mount, error) {
 	// file of the mount to make the kernel stop asking about poll: a process that is killed in the middle of a request
 	// to itself can never end. Poll only matters to a process that opens files of the mount it serves.
 	return m, nil
-}
-
-// pinFolder opens the folder of a path without symbolic links: whoever may write above it could put one there after it was
-// looked at, and have root mount elsewhere.
-func pinFolder(dir string) (int, error) {
-	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
-	fd, err := unix.Openat2(unix.AT_FDCWD, dir, &how)
-	if errors.Is(err, unix.ENOSYS) { // Linux before 5.6
-		return unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	}
-	return fd, err
 }
 
 // Done is closed when the mount is gone.
@@ -200,7 +197,7 @@ func (m *Mount) Unmount() (lazy bool, err error) {
 	}
 	const tries = 5 // a file that was just closed keeps the mount busy for a moment
 	for try := range tries {
-		if err = Detach(m.dir, false); err == nil {
+		if err = m.detach(false); err == nil {
 			<-m.done
 			return false, nil
 		}
@@ -210,8 +207,11 @@ func (m *Mount) Unmount() (lazy bool, err error) {
 		case <-time.After(time.Duration(try+1) * 5 * time.Millisecond):
 		}
 	}
-	return true, Detach(m.dir, true)
+	return true, m.detach(true)
 }
+
+// detach unmounts in the place where the mount was made, whatever its path leads to now.
+func (m *Mount) detach(lazy bool) error { return detachAt(m.at, m.dir, lazy) }
 
 func (m *Mount) closeSocket() {
 	if m.socket != nil {

@@ -27,6 +27,12 @@ func (e *MissingError) Error() string { return e.What + "; " + e.Fix }
 // MayMount returns a *MissingError when this process cannot mount: by itself with CAP_SYS_ADMIN, or else through
 // fusermount3. dir is where, "" when it does not matter.
 func MayMount(dir string, allowOther bool) error {
+	if self, err := os.Readlink("/proc/self"); err == nil && self != strconv.Itoa(os.Getpid()) {
+		return &MissingError{
+			"/proc is that of another PID namespace, in which clients cannot be told apart",
+			"mount -t proc proc /proc, or unshare --mount-proc",
+		}
+	}
 	if mountsItself() {
 		return deviceOpens()
 	}

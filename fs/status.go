@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"overmind-fs/fs/store"
 )
 
@@ -14,7 +16,8 @@ import (
 type Status struct {
 	Version     string                  `json:"version"`
 	Mount       string                  `json:"mount"`
-	PID         int                     `json:"pid"`
+	PID         int                     `json:"pid"`           // in the daemon's PID namespace
+	PIDSpace    uint64                  `json:"pid_namespace"` // as ls -i /proc/self/ns/pid; 0 when unknown
 	UID         uint32                  `json:"uid"`
 	UptimeS     float64                 `json:"uptime_s"`
 	Limits      StatusLimits            `json:"limits"`
@@ -77,7 +80,7 @@ type StatusPressure struct {
 func (t *tree) status() Status {
 	s := t.store.Stats()
 	return Status{
-		Version: t.version, Mount: t.mountedAt, PID: os.Getpid(), UID: t.owner.UID,
+		Version: t.version, Mount: t.mountedAt, PID: os.Getpid(), PIDSpace: pidSpace(), UID: t.owner.UID,
 		UptimeS:     time.Since(t.started).Seconds(),
 		Limits:      StatusLimits{s.MaxBytes, s.MaxEntries, s.TTL.Seconds()},
 		Bytes:       StatusBytes{s.CachedBytes, s.StagingBytes, s.DrainingBytes, s.PinnedBytes, s.SharedBytes},
@@ -114,4 +117,22 @@ func ReadStatus(dir string) (Status, error) {
 		return s, fmt.Errorf("status.json of %s: %w", dir, err)
 	}
 	return s, nil
+}
+
+// pidSpace is the number of this process's PID namespace.
+func pidSpace() uint64 {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// LocalPID is the daemon's process for who reads the status, or 0 when that is in another PID namespace: the number is
+// somebody else's there.
+func (s Status) LocalPID() int {
+	if s.PIDSpace != pidSpace() {
+		return 0
+	}
+	return s.PID
 }

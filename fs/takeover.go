@@ -71,7 +71,7 @@ func (m *Mount) placed() (bool, error) {
 	if health, _ := ProbeMount(m.dir); health != DeadMount {
 		return false, fmt.Errorf("%s: the new mount lies beneath the running one", m.dir)
 	}
-	return true, Detach(m.dir, true)
+	return true, m.detach(true)
 }
 
 // Superseded is closed when another daemon's mount has taken the place of this one. What is open is served until Done.
@@ -116,7 +116,7 @@ func (m *Mount) giveWay(mount int) error {
 	if m.leaving {
 		err = fmt.Errorf("%w: it is being unmounted", store.ErrBusy)
 	} else {
-		err = exchange(m.dir, mount)
+		err = m.exchange(mount)
 	}
 	if err != nil {
 		in.close()

@@ -12,12 +12,22 @@ import (
 
 // Detach unmounts path. A lazy detach also succeeds while files are open: the mount disappears from the tree at once
 // and goes when the last of them is closed. A plain one fails with unix.EBUSY then.
+// The path is absolute and without symbolic links, as MountPoint returns it.
 func Detach(path string, lazy bool) error {
-	flags := unix.UMOUNT_NOFOLLOW
-	if lazy {
-		flags |= unix.MNT_DETACH
+	at, err := openPlace(path)
+	if err != nil {
+		return fmt.Errorf("umount %s: %w", path, err)
 	}
-	err := unix.Unmount(path, flags)
+	defer at.close()
+	return detachAt(at, path, lazy)
+}
+
+func detachAt(at *place, path string, lazy bool) error {
+	flags := 0
+	if lazy {
+		flags = unix.MNT_DETACH
+	}
+	err := at.unmount(flags)
 	if err == nil || !errors.Is(err, unix.EPERM) || os.Geteuid() == 0 {
 		if err != nil {
 			return fmt.Errorf("umount %s: %w", path, err)

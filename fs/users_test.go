@@ -241,7 +241,7 @@ func TestMountPointBehindASymlink(t *testing.T) {
 		if err == nil {
 			_, _ = m.Unmount()
 		}
-		if !errors.Is(err, unix.ELOOP) && !errors.Is(err, unix.ENOTDIR) {
+		if !errors.Is(err, unix.ENOTDIR) {
 			t.Errorf("%s: %v", dir, err)
 		}
 		if kind, _ := overmindfs.MountedType(filepath.Join(victim, "mnt")); kind != "" {

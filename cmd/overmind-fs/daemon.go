@@ -14,7 +14,6 @@ import (
 
 	sdnotify "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/dustin/go-humanize"
-	"golang.org/x/sys/unix"
 
 	overmindfs "overmind-fs/fs"
 	"overmind-fs/fs/store"
@@ -34,11 +33,11 @@ func (o MountOptions) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if predecessor == "" {
-		markMountPoint(dir)
-	}
 	uid, gid, err := o.owner()
 	if err != nil {
+		return err
+	}
+	if err := raiseSizeLimits(logger); err != nil {
 		return err
 	}
 	maxFiles := raiseFileLimit(logger)
@@ -185,12 +184,6 @@ func prepareMountPoint(path string, logger *slog.Logger) (string, error) {
 		logger.Warn("detached a mount whose daemon is dead", "dir", dir)
 	}
 }
-
-// mountPointAttr tells the loader that the empty folder, once its daemon is gone, is not to become a cache by itself.
-const mountPointAttr = "user.overmind.mountpoint"
-
-// markMountPoint does what it can: some file systems have no attributes, and a folder may be somebody else's.
-func markMountPoint(dir string) { _ = unix.Lsetxattr(dir, mountPointAttr, []byte("1"), 0) }
 
 func noFolder(path string) error { return fmt.Errorf("%s: no such folder", path) }
 

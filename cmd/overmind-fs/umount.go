@@ -56,7 +56,7 @@ func umount(ctx context.Context, path string) error {
 	health, _ := overmindfs.ProbeMount(dir)
 	if health == overmindfs.AliveMount {
 		if s, err := readStatus(dir); err == nil {
-			pid = s.PID
+			pid = s.LocalPID()
 		}
 	}
 	if health == overmindfs.SilentMount { // in use by our own question, if by nobody else's

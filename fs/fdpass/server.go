@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"sync"
 	"syscall"
@@ -48,6 +47,7 @@ type Options struct {
 type Server struct {
 	opts     Options
 	listener *net.UnixListener
+	folder   *folder
 	path     string
 	wait     sync.WaitGroup
 
@@ -63,12 +63,12 @@ func Listen(opts Options) (*Server, error) {
 	if where == nil {
 		where = bases(opts.Audience)
 	}
-	l, path, err := listen(where, opts.Audience)
+	l, f, err := listen(where, opts.Audience)
 	if err != nil {
 		return nil, fmt.Errorf("no socket: %w", err)
 	}
 	s := &Server{
-		opts: opts, listener: l, path: path, conns: map[*net.UnixConn]uint32{},
+		opts: opts, listener: l, folder: f, path: f.path(), conns: map[*net.UnixConn]uint32{},
 		users: map[uint32]int{},
 	}
 	s.wait.Add(1)
@@ -88,8 +88,7 @@ func (s *Server) Close() {
 		for c := range s.conns {
 			_ = c.Close()
 		}
-		_ = os.Remove(s.path)
-		_ = os.Remove(filepath.Dir(s.path))
+		s.folder.remove()
 	}
 	s.mu.Unlock()
 	s.wait.Wait()

@@ -14,6 +14,10 @@ const baseSeals = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | un
 // budget through a passthrough handle, of whose writes the daemon hears nothing.
 const sizeSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 
+// memfdMode keeps others than the daemon's user from what seals leave open to those who may write: attributes and times,
+// which all who have the memory would see. What they may read and write is decided when a descriptor is handed out.
+const memfdMode = 0o600
+
 // newMemfd returns an empty sealable memfd that is closed on exec and, where the kernel knows how, not executable.
 func newMemfd(os *OS, name string) (int, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
@@ -23,6 +27,10 @@ func newMemfd(os *OS, name string) (int, error) {
 	}
 	if err != nil {
 		return -1, fmt.Errorf("memfd_create: %w", err)
+	}
+	if err := unix.Fchmod(fd, memfdMode); err != nil {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("chmod of a memfd: %w", err)
 	}
 	return fd, nil
 }

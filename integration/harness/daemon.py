@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -75,8 +75,10 @@ def _state(task: Path) -> str:
 class Daemon:
     """``overmind-fs mount`` in the foreground, as a child of this process."""
 
-    def __init__(self, root: Path, *options: str, log: Path | None = None) -> None:
+    def __init__(self, root: Path, *options: str, log: Path | None = None, prefix: Sequence[str] = ()) -> None:
+        """``prefix`` is a command line that becomes the daemon, or has it as its only child."""
         self.root = root
+        self._prefix = prefix
         self.log = log or root.with_name(root.name + '.log')
         self._options = _options(options)
         self._process: subprocess.Popen[bytes] | None = None
@@ -93,7 +95,7 @@ class Daemon:
             raise DaemonError(f'{daemon_binary()} does not exist: run `make build` first')
         with self.log.open('ab') as log:
             # Nothing goes because the machine that runs the tests is short of memory.
-            line = [str(daemon_binary()), 'mount', '--pressure=off', *self._options, str(self.root)]
+            line = [*self._prefix, str(daemon_binary()), 'mount', '--pressure=off', *self._options, str(self.root)]
             self._process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         # Reaped when it ends and not later, so that no zombie is left.
         threading.Thread(target=self._process.wait, daemon=True).start()

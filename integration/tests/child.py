@@ -24,6 +24,7 @@ from integration.harness import forkserver
 from integration.program import digest, memory
 from integration.tests import loaders
 from integration.tests.limits import LIMITS
+from integration.tests.seccomp import deny
 from integration.tests.spaces import SPACES
 from integration.tests.stages import stop_at
 
@@ -141,6 +142,7 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     'compute': _compute,
     'again': _again,
     'stop_at': stop_at,
+    'deny': deny,
     **LIMITS,
     **SPACES,
 }

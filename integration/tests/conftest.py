@@ -36,25 +36,25 @@ def pytest_configure() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-# Fixtures of tests in which programs load; and of those that have no daemon, or run under each of the ways anyway.
-_LOADING, _APART = {'fork_child', 'start_child'}, {'root', 'served', 'cached'}
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With OVERMIND_E2E_WAY only those for which it makes a difference."""
+    """With OVERMIND_E2E_WAY everything, but what the run without it has done under each way, and what is marked with
+    ``one_way`` and a reason."""
     if DEFAULT_WAY not in WAYS:
         raise pytest.UsageError(f'OVERMIND_E2E_WAY is one of {", ".join(WAYS)}, not {DEFAULT_WAY!r}')
+    for item in items:
+        marker = item.get_closest_marker('one_way')
+        if marker and not marker.args:
+            raise pytest.UsageError(f'{item.nodeid}: one_way needs a reason')
     if DEFAULT_WAY == 'passthrough':
         return
-    kept = [item for item in items if _depends_on_way(item)]
+    kept = [item for item in items if not item.get_closest_marker('one_way') and not _ran_under_each_way(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
 
 
-def _depends_on_way(item: pytest.Item) -> bool:
-    names = set(getattr(item, 'fixturenames', ()))
+def _ran_under_each_way(item: pytest.Item) -> bool:
     chosen = getattr(getattr(item, 'callspec', None), 'params', {})
-    return bool(names & _LOADING) and not names & _APART and 'way' not in chosen
+    return not chosen.keys().isdisjoint({'way', 'served', 'cached'})
 
 
 def daemons_under(folder: Path) -> list[int]:
@@ -86,9 +86,9 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
     assert (mounts, daemons) == ([], [])
 
 
-def serving(root: Path, way: str) -> Daemon:
+def serving(root: Path, way: str, *options: str) -> Daemon:
     """A daemon whose arenas are reached that way; skips where this machine has no passthrough."""
-    daemon = Daemon(root, *WAYS[way]).start()
+    daemon = Daemon(root, *WAYS[way], *options).start()
     status = json.loads((root / 'status.json').read_text())
     if way == 'passthrough' and not status['passthrough']['active']:
         daemon.stop()

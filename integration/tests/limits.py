@@ -31,6 +31,12 @@ def address_space(more: str) -> dict[str, Any]:
     return {}
 
 
+def file_size(limit: str) -> dict[str, Any]:
+    """``ulimit -f``, in bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    return {}
+
+
 def shared_memory(size: str) -> dict[str, Any]:
     """A /dev/shm of that size, in a mount namespace of this process's own."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -43,4 +49,9 @@ def shared_memory(size: str) -> dict[str, Any]:
     return {}
 
 
-LIMITS = {'limit_files': files, 'limit_address_space': address_space, 'limit_shared_memory': shared_memory}
+LIMITS = {
+    'limit_files': files,
+    'limit_file_size': file_size,
+    'limit_address_space': address_space,
+    'limit_shared_memory': shared_memory,
+}

@@ -20,6 +20,8 @@ from integration.harness.places import REPOSITORY
 
 WORKLOAD = WORKLOADS[0]
 
+FIGURES = pytest.mark.one_way('figures of which no daemon was asked')
+
 
 def result(**seconds: float) -> dict[str, Any]:
     return {
@@ -38,6 +40,7 @@ def timings(plain: float, hit: float, fill: float) -> list[Timing]:
     ]
 
 
+@FIGURES
 @pytest.mark.parametrize(
     ('plain', 'hit', 'fill', 'loads'), [(2.0, 0.25, 10.0, 4.875), (2.0, 0.25, 1.0, 1.0), (0.1, 0.5, 10.0, None)]
 )
@@ -46,6 +49,7 @@ def test_fill_has_paid_for_itself(plain: float, hit: float, fill: float, loads: 
     assert break_even(*timings(plain, hit, fill)) == loads
 
 
+@FIGURES
 def test_figures_are_ratios_of_medians() -> None:
     found = figures(timings(2.0, 0.25, 10.0), [], {}, {}, {}, memcpy=0.1)
     assert found['a.rebuild.plain'] == 8
@@ -55,6 +59,7 @@ def test_figures_are_ratios_of_medians() -> None:
     assert found['patch.ms'] == 10
 
 
+@FIGURES
 def test_promise_that_is_not_kept_is_named() -> None:
     (promise,) = (one for one in promises.promises() if one.name == 'a.rebuild.plain')
     assert promises.broken({'a.rebuild.plain': promise.limit}) == []
@@ -62,11 +67,13 @@ def test_promise_that_is_not_kept_is_named() -> None:
     assert promise.what in problem
 
 
+@FIGURES
 def test_limits_are_no_stricter_than_promises() -> None:
     for promise in promises.promises():
         assert promise.keeps(promise.promised, promise.limit), promise
 
 
+@FIGURES
 def test_failure_is_in_the_table_and_in_the_json() -> None:
     failed = Timing(WORKLOAD, OURS, failure='it does not run here')
     results = Results('tiny', 'bench', timings=[failed])
@@ -74,6 +81,7 @@ def test_failure_is_in_the_table_and_in_the_json() -> None:
     assert as_json(results)['timings'][0]['failure'] == 'it does not run here'
 
 
+@pytest.mark.one_way('that the benchmark runs: `make bench` itself measures the ways side by side')
 def test_benchmark_of_a_tiny_model(tmp_path: Path) -> None:
     output = tmp_path / 'figures.json'
     line = [sys.executable, '-m', 'integration.bench', '--size=tiny', '--only=times', '--workloads=c', '--repeat=1']

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from integration.checkpoints import build
 from integration.checkpoints.configs import SINGLE_FILE, SINGLE_FILE_CONFIG
 from integration.checkpoints.vocabulary import TOKENS, write_tokenizer
 from integration.harness.places import checkpoint_folder
+
+pytestmark = pytest.mark.one_way('nothing is cached')
 
 TENSORS = 1810
 

@@ -11,6 +11,8 @@ import pytest
 from integration import compatibility
 from integration.cases import versions_file
 
+pytestmark = pytest.mark.one_way('results that were written by hand')
+
 NEW = {'Python': '3.11.7', 'torch': '2.15.0', 'transformers': '5.24.0', 'diffusers': '0.42.1'}
 OLD = {'Python': '3.11.7', 'torch': '2.9.1+cu128', 'transformers': '4.57.6', 'diffusers': '0.36.0', 'peft': '0.18.1'}
 PIPELINE = 'diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion.StableDiffusionPipeline.from_pretrained'

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from integration.harness.daemon import WAYS
 from integration.harness.runs import environment, run
 from integration.tests.conftest import Served
 
@@ -48,6 +50,7 @@ def test_arenas_are_reached_the_way_they_should(served: Served, what: str) -> No
     assert {load['access'] for load in getattr(served, what)['stats']['loads']} == {served.way}
 
 
+# By reading it makes one.
 @pytest.mark.parametrize('served', ['passthrough', 'fd', 'directory'], indirect=True, scope='session')
 def test_second_process_makes_no_copy(served: Served) -> None:
     plain, second = [
@@ -56,18 +59,25 @@ def test_second_process_makes_no_copy(served: Served) -> None:
     assert second < plain + 10e6
 
 
-@pytest.mark.parametrize('served', ['passthrough'], indirect=True, scope='session')
-def test_change_of_the_vae_between_the_loads_is_kept(served: Served, checkpoint: Path) -> None:
-    options = (checkpoint, '--change', '--weights', '--forward')
-    plain = run(*options)
-    ours = run(*options, '--cache', env=environment(served.root, OVERMIND_STRICT='1'))
+_CHANGING = ('--change', '--weights', '--forward')
+
+
+@pytest.fixture(scope='session')
+def changed(checkpoint: Path) -> dict[str, Any]:
+    return run(checkpoint, *_CHANGING)
+
+
+@pytest.mark.parametrize('served', WAYS, indirect=True, scope='session')
+def test_change_of_the_vae_between_the_loads_is_kept(served: Served, checkpoint: Path, changed: dict[str, Any]) -> None:
+    ours = run(checkpoint, *_CHANGING, '--cache', env=environment(served.root, OVERMIND_STRICT='1'))
     assert ours['change_kept']
     assert ours['vae_is_the_same']
-    assert ours['weights'] == plain['weights']
+    assert ours['weights'] == changed['weights']
     assert ours['weights'] != served.plain['weights']
-    assert ours['outputs'] == plain['outputs']
+    assert ours['outputs'] == changed['outputs']
 
 
+# Under each way: test_write_in_place_is_seen_by_nobody_else.
 @pytest.mark.parametrize('served', ['passthrough'], indirect=True, scope='session')
 def test_writes_of_one_process_are_its_own(served: Served, checkpoint: Path) -> None:
     env = environment(served.root, OVERMIND_STRICT='1')

@@ -122,16 +122,8 @@ def test_root_that_is_not_there(tmp_path: Path, fork_child: ForkChild, truth: st
     assert fork_child(tmp_path / 'nowhere', OVERMIND_STRICT='1').ask('load assorted')['raised'] == 'StoreError'
 
 
-@pytest.mark.parametrize(
-    ('way', 'end'),
-    [
-        *[('passthrough', end) for end in ('evict', 'rmdir', 'rm', 'SIGKILL')],
-        ('fd', 'rm'),
-        ('fd', 'SIGKILL'),
-        ('read', 'SIGKILL'),
-    ],
-    indirect=['way'],
-)
+@pytest.mark.parametrize('end', ['evict', 'rmdir', 'rm', 'SIGKILL'])
+@every_way
 def test_mapped_entry_outlives(daemon: Daemon, fork_child: ForkChild, truth: str, end: str) -> None:
     fork_child(daemon.root).ask('load assorted')
     child = fork_child(daemon.root)

@@ -17,6 +17,8 @@ from integration.tests.conftest import ForkChild
 from integration.tests.loaders import LARGE_BYTES
 from integration.tests.stages import STAGES
 
+pytestmark = pytest.mark.one_way('a plain directory has no daemon, and a mount is refused')
+
 _COMMAND = 'from overmind.run.command import main; main()'
 DAY = 86400
 

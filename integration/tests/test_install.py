@@ -14,6 +14,8 @@ import pytest
 
 from integration.harness.daemon import detach
 
+pytestmark = pytest.mark.one_way('the loader starts the daemon itself, which then has no options')
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 SCRIPT = """

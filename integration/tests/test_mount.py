@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from integration.harness.daemon import Daemon, DaemonError, command, mounts_under
+from integration.harness.daemon import DEFAULT_WAY, WAYS, Daemon, DaemonError, command, mounts_under
 from integration.harness.holdings import wait_until
 from integration.tests.conftest import ForkChild, daemons_under
+
+REFUSED = pytest.mark.one_way('nothing is mounted')
 
 
 def refused(*arguments: str) -> str:
@@ -22,15 +24,18 @@ def refused(*arguments: str) -> str:
     return text
 
 
+@REFUSED
 def test_missing_mount_point(tmp_path: Path) -> None:
     assert str(tmp_path / 'missing') in refused('mount', str(tmp_path / 'missing'))
 
 
+@REFUSED
 def test_mount_point_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / 'file').write_text('')
     assert 'folder' in refused('mount', str(tmp_path / 'file'))
 
 
+@REFUSED
 def test_mount_point_that_is_not_empty(tmp_path: Path) -> None:
     (tmp_path / 'mine').write_text('')
     assert 'empty' in refused('mount', str(tmp_path))
@@ -43,10 +48,12 @@ def test_mount_point_that_is_in_use(daemon: Daemon) -> None:
     assert (daemon.root / 'status.json').exists()
 
 
+@REFUSED
 def test_no_mount_point() -> None:
     refused('mount')
 
 
+@REFUSED
 def test_unmounting_what_is_not_mounted(tmp_path: Path) -> None:
     refused('umount', str(tmp_path))
 
@@ -54,7 +61,7 @@ def test_unmounting_what_is_not_mounted(tmp_path: Path) -> None:
 def test_background_daemon(tmp_path: Path) -> None:
     root, log = tmp_path / 'mnt', tmp_path / 'log'
     root.mkdir()
-    command('mount', '--background', '--log-file', str(log), str(root))
+    command('mount', '--background', '--log-file', str(log), *WAYS[DEFAULT_WAY], str(root))
     assert (root / 'status.json').exists()
     assert daemons_under(tmp_path)
     command('umount', str(root))
@@ -86,6 +93,7 @@ def test_mount_again_after_sigkill(daemon: Daemon, fork_child: ForkChild) -> Non
         child.close()
 
 
+@REFUSED
 def test_commands_without_a_mount(tmp_path: Path) -> None:
     for name in ('ls', 'status'):
         assert refused(name, '--root', str(tmp_path))

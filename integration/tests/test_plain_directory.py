@@ -17,6 +17,8 @@ from integration.harness.holdings import open_files, wait_until
 from integration.tests.conftest import ForkChild
 from integration.tests.stages import STAGES
 
+pytestmark = pytest.mark.one_way('all loads are on a plain directory')
+
 Damage = Callable[[bytes], bytes]
 
 DAMAGES: dict[str, Damage] = {

@@ -15,7 +15,7 @@ import pytest
 from integration.harness.daemon import Daemon
 from integration.harness.holdings import status, wait_until
 from integration.harness.runs import environment
-from integration.tests.conftest import every_shared_way
+from integration.tests.conftest import every_way
 
 
 def _load(*arguments: str | Path, env: dict[str, str]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def uncached(finetunes: list[Path]) -> dict[str, Any]:
     return _load(*finetunes, env=environment())
 
 
-@every_shared_way
+@every_way
 def test_equal_components_are_stored_once(
     daemon: Daemon, way: str, finetunes: list[Path], uncached: dict[str, Any]
 ) -> None:

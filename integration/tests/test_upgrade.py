@@ -36,7 +36,7 @@ def stopped(pid: int) -> bool:
     return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] == 'T'
 
 
-@every_shared_way
+@every_shared_way  # a daemon without a socket hands nothing over, and refuses --replace
 def test_replaced_while_a_load_runs(daemon: Daemon, start_child: StartChild, way: str) -> None:
     """Whoever waits for the filler goes on waiting, whichever daemon it came to first."""
     holder, filler, waiter = [start_child(daemon.root, OVERMIND_STRICT='1') for _ in range(3)]

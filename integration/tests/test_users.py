@@ -74,7 +74,7 @@ def load_as(uid: int, root: Path, checkpoint: Path, folder: Path) -> dict[str, A
     return answer
 
 
-@pytest.mark.parametrize('way', ['passthrough', 'fd'])
+@pytest.mark.parametrize('way', WAYS)
 def test_root_serves_a_user_with_the_fast_paths(tmp_path: Path, uid: int, way: str) -> None:
     import torch
 
@@ -96,6 +96,7 @@ def test_root_serves_a_user_with_the_fast_paths(tmp_path: Path, uid: int, way: s
         assert subprocess.run(other, capture_output=True).returncode != 0
 
 
+@pytest.mark.one_way('nothing is mounted')
 def test_user_who_may_not_open_the_device(tmp_path: Path, uid: int) -> None:
     if os.stat('/dev/fuse').st_mode & 0o006:
         pytest.skip('everybody may open /dev/fuse here')
@@ -117,7 +118,7 @@ def test_user_who_may_not_open_the_device(tmp_path: Path, uid: int) -> None:
     assert 'permission denied; as root: chmod 666 /dev/fuse' in done.stderr
 
 
-@pytest.mark.parametrize('way', ['passthrough', 'fd'])
+@pytest.mark.parametrize('way', WAYS)
 def test_users_of_one_mount(tmp_path: Path, uid: int, way: str) -> None:
     """Each has entries of their own, and reads another's only by saying so."""
     import torch

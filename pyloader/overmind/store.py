@@ -22,7 +22,7 @@ from overmind.errors import CorruptEntry, Hangs, StillHangs, StoreError
 from overmind.locks import Lock, hold
 from overmind.logs import warn_once
 from overmind.manifest import Manifest, decode
-from overmind.users import outer
+from overmind.users import outer, within
 
 if TYPE_CHECKING:
     from overmind.control.client import Place
@@ -286,8 +286,9 @@ class Store:
             errno.ECONNABORTED: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
             errno.ENOSPC: 'no room in the cache; see overmind-fs status, and --max-bytes of overmind-fs mount',
             errno.EACCES: 'no permission; see the owner and the mode of it, and of the folders above it',
+            errno.EFBIG: 'a file of it is larger than this process or the daemon may write: ulimit -f unlimited',
             errno.EDQUOT: 'this user has too many fills under way',
-            errno.EPERM: f'not permitted; this entry, or all of {self.root}, belongs to another user',
+            errno.EPERM: f'not permitted; this entry, or all of {self.root}, belongs to another user{within()}',
             errno.EINVAL: 'the cache refuses it; the log of overmind-fs says why',
             errno.ETXTBSY: 'it is still open for writing, here or in a child process',
             errno.EBUSY: 'it is still mapped for writing, here or in a child process',

@@ -19,6 +19,11 @@ def unmapped(uid: int) -> bool:
     return uid == _overflow() and not _initial_namespace()
 
 
+def within() -> str:
+    """What else it may be that another user is in the way: a number is that of the namespace around this one only."""
+    return '' if _initial_namespace() else ', or its user namespace is within another one, where numbers are not known'
+
+
 def _initial_namespace() -> bool:
     with open('/proc/self/uid_map') as f:
         return f.read().split() == ['0', '0', '4294967295']
