@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from overmind.key.absolute import absolute
 from overmind.key.natives import Patches
 from overmind.key.origin import is_first_party, is_library_file
 
@@ -257,7 +258,7 @@ class Recorder:
     # ---- while the load runs; called from any thread
 
     def _opened(self, raw: str, flags: int) -> None:
-        path = os.path.abspath(raw)
+        path = absolute(raw)
         if path in self._seen:
             return
         access = flags & _WRITES
@@ -298,7 +299,7 @@ class Recorder:
         self._seen.setdefault(path, source)
 
     def _looked_into(self, raw: str) -> None:
-        path = os.path.abspath(raw)
+        path = absolute(raw)
         if not path.startswith(self._ignore) and not is_library_file(os.path.join(path, 'x')):
             self._listed.add(path)
 
