@@ -6,12 +6,15 @@ They enter the key by a token, and in the pickled result they, and what hangs be
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import inspect
 import operator
 import pickle
+import re
 import sys
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +22,10 @@ from typing import Any
 from overmind.errors import Bypass
 
 Path = tuple[str, ...]
+# Of such there is one in the whole process, whoever returned it.
+_NAMED = (
+    type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, enum.Enum, re.Pattern,
+)  # fmt: skip
 _kind = operator.attrgetter('dtype', 'device', 'requires_grad')
 
 
@@ -33,7 +40,7 @@ class Registry:
         """Remember obj and the components below it as results of an entry; an argument among them keeps its own."""
         for path, part in _components(obj):
             key = id(part)
-            if self._of(part) is not None:
+            if isinstance(part, _NAMED) or self._of(part) is not None:
                 continue
 
             def forget(_: Any, key: int = key) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overmind.key import canonical, trees
-from overmind.key.origin import is_first_party, is_library_file
+from overmind.key.origin import common_name, is_first_party, is_library_file
 from overmind.key.wire import Refused, pack, pack_all, text, type_name
 
 if TYPE_CHECKING:
@@ -277,7 +277,8 @@ def _through(module: types.ModuleType, chain: tuple[str, ...]) -> tuple[str, Any
 
 
 def _name_of(value: Any) -> tuple[str, str]:
-    return getattr(value, '__module__', None) or '', getattr(value, '__qualname__', None) or type(value).__qualname__
+    module = common_name(getattr(value, '__module__', None) or '')
+    return module, getattr(value, '__qualname__', None) or type(value).__qualname__
 
 
 def _is_ours(value: Any, module: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from overmind.errors import Unkeyable
 from overmind.key import hub
 from overmind.key.canonical import Encoder, Reference
-from overmind.key.origin import is_first_party
+from overmind.key.origin import common_name, is_first_party
 from overmind.key.readable import readable
 from overmind.key.wire import pack_all, text
 
@@ -181,7 +181,7 @@ def _identify(fn: Any) -> tuple[str, Any, bool]:
     owner = scope.get('__name__', module) if isinstance(scope, dict) else module
     own = bool(module and is_first_party(module)) or bool(owner and is_first_party(owner))
     # A local function of a library may close over anything; its name says too little.
-    return f'{module}:{qualname}', bound, own or '<locals>' in qualname
+    return f'{common_name(str(module))}:{qualname}', bound, own or '<locals>' in qualname
 
 
 def _is_callable_name(fn: Any) -> bool:

@@ -7,19 +7,21 @@ nearly right must not be cached.
 from __future__ import annotations
 
 import collections
+import contextlib
 import io
 import os
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
 import torch
 
 from overmind.errors import Unpicklable
+from overmind.key.origin import MAIN, common_name
 from overmind.references import Path
 from overmind.structure import later, rebuild, script
 from overmind.structure.constants import constants
@@ -33,6 +35,7 @@ _RECOMPUTING = frozenset({
     ('torch.nn.utils.weight_norm', 'WeightNorm'),
     ('torch.nn.utils.spectral_norm', 'SpectralNorm'),
 })  # fmt: skip
+_spawned = threading.RLock()
 
 Targets = tuple[dict[int, tuple[Path, str]], dict[int, tuple[Path, str]]]
 
@@ -143,7 +146,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _named(self, obj: Any) -> Any:
         module = getattr(obj, '__module__', None)
         self._note(module)
-        if module == '__main__' and found_in_main(obj):
+        if module in MAIN and found_in_main(obj):
             # One instance for each object: a class refers to itself while it is being written.
             definition = self._definitions.setdefault(id(obj), Definition(self, obj))
             return rebuild.from_main, (obj.__qualname__, definition)
@@ -232,7 +235,23 @@ def apart(obj: Any, parts: Any) -> Any:
     if not isinstance(obj, type) or not isinstance(parts, tuple) or len(parts) != 6:
         return parts
     make, (*arguments, _, extra), (attributes, slots), *more = parts
-    return make, (*arguments, None, extra), ({**attributes, '__qualname__': obj.__qualname__}, slots), *more
+    names = {'__qualname__': obj.__qualname__, '__module__': common_name(obj.__module__)}
+    return make, (*arguments, None, extra), ({**attributes, **names}, slots), *more
+
+
+@contextlib.contextmanager
+def main_by_value() -> Iterator[None]:
+    """cloudpickle takes the script of a process that multiprocessing spawned for a module that others can import."""
+    module = sys.modules.get('__mp_main__')
+    with _spawned:
+        ours = module is not None and '__mp_main__' not in cloudpickle.list_registry_pickle_by_value()
+        if ours:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            if ours:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def found_in_main(obj: Any) -> bool:
@@ -298,7 +317,8 @@ def dumps(obj: Any, table: Table, targets: Targets) -> tuple[bytes, dict[str, st
     out = io.BytesIO()
     pickler = Pickler(out, table, targets, obj)
     try:
-        pickler.dump(obj)
+        with main_by_value():
+            pickler.dump(obj)
     except Unpicklable as e:
         at = place(obj, pickler.last)
         raise Unpicklable(f'{at}: {e}' if at else str(e)) from e
