@@ -23,7 +23,7 @@ import torch
 from overmind.errors import Unpicklable
 from overmind.key.origin import MAIN, common_name
 from overmind.references import Path
-from overmind.structure import later, rebuild, script
+from overmind.structure import arrays, later, rebuild, script
 from overmind.structure.constants import constants
 from overmind.structure.modules import file_of
 from overmind.structure.table import Table, plain
@@ -44,7 +44,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Fills a :class:`Table`; ``modules`` is then what a fresh process needs to import from files. ``last`` is the
     object that is being written: where that fails, the culprit."""
 
-    def __init__(self, out: io.BytesIO, table: Table, targets: Targets, top: Any) -> None:
+    def __init__(
+        self,
+        out: io.BytesIO,
+        table: Table,
+        targets: Targets,
+        top: Any,
+        shared: dict[int, arrays.Place] | None = None,
+    ) -> None:
         super().__init__(out, protocol=5)
         self.modules: dict[str, str] = {}
         self.last: Any = None
@@ -54,6 +61,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._definitions: dict[int, Definition] = {}
         self._seen_modules: set[str] = set()
         self._tokenizers: dict[int, later.Pending] = {}
+        self.arrays: list[Any] = []
+        self._shared = shared or {}
         self._plain = {torch.Tensor, torch.nn.Parameter}
 
     def persistent_id(self, obj: Any) -> Any:
@@ -96,6 +105,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return NotImplemented
         if isinstance(obj, torch.Tensor):
             return self._tensor(obj, t)
+        if arrays.is_array(t):
+            return self._array(obj)
         reduce = _BY_TYPE.get(t)
         if reduce is not None:
             return reduce(obj)
@@ -140,6 +151,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return NotImplemented
         state = {**reduced[2], '_tokenizer': self._pending(obj._tokenizer)}
         return (*reduced[:2], state, None, None, later.set_state)
+
+    def _array(self, obj: Any) -> Any:
+        self.arrays.append(obj)
+        found = self._shared.get(id(obj))
+        if found is None:
+            return NotImplemented
+        return rebuild.array, (*found, obj.dtype, obj.shape, obj.strides, obj.flags.writeable)
 
     # ---- classes and functions
 
@@ -314,8 +332,19 @@ def _a(obj: Any) -> str:
 
 def dumps(obj: Any, table: Table, targets: Targets) -> tuple[bytes, dict[str, str]]:
     """The bytes of structure.pkl and the modules that it needs. Raises :class:`Unpicklable`."""
+    data, pickler = _dump(obj, table, targets)
+    shared = arrays.shared(pickler.arrays, table.storages)
+    if shared:
+        table.reset()
+        data, pickler = _dump(obj, table, targets, shared)
+    return data, pickler.modules
+
+
+def _dump(
+    obj: Any, table: Table, targets: Targets, shared: dict[int, arrays.Place] | None = None
+) -> tuple[bytes, Pickler]:
     out = io.BytesIO()
-    pickler = Pickler(out, table, targets, obj)
+    pickler = Pickler(out, table, targets, obj, shared)
     try:
         with main_by_value():
             pickler.dump(obj)
@@ -328,4 +357,4 @@ def dumps(obj: Any, table: Table, targets: Targets) -> tuple[bytes, dict[str, st
         at = place(obj, pickler.last)
         what = f'{at}, {_a(pickler.last)},' if at else _a(pickler.last)
         raise Unpicklable(f'{what} cannot be kept: {type(e).__name__}: {e}') from e
-    return out.getvalue(), pickler.modules
+    return out.getvalue(), pickler

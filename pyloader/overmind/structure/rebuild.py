@@ -38,6 +38,23 @@ def tensor(
     return t
 
 
+def array(
+    storage: torch.UntypedStorage,
+    offset: int,
+    dtype: Any,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    writeable: bool,
+) -> Any:
+    """A numpy array over memory that a tensor or another array has too."""
+    import numpy
+
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    a: Any = numpy.ndarray(shape, dtype, buffer=memory, offset=offset, strides=strides)
+    a.flags.writeable = writeable
+    return a
+
+
 def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
