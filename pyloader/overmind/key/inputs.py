@@ -9,11 +9,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from types import TracebackType
 from typing import Any
 
-from overmind.key import unaudited
+from overmind.key import folders, modules, unaudited
 from overmind.key.absolute import absolute
 from overmind.key.compare import (
     ABSENT,
@@ -29,11 +29,10 @@ from overmind.key.compare import (
 )
 from overmind.key.natives import Patches
 from overmind.key.origin import MAIN, is_first_party, is_library_file
+from overmind.key.wire import Refused
 
 __all__ = ['WORKING_DIRECTORY', 'Listing', 'Recorder', 'Source', 'check', 'note']
 
-MAX_FILES = 2000
-MAX_DEPTH = 6
 MAX_RECORDED = 500
 # Kernels stamp files with a clock that ticks every 4 or 10 ms: two writes within a tick look like one.
 _TICK = 20_000_000
@@ -164,6 +163,19 @@ class _Program(unaudited.Listener):
         for recorder in _active:
             recorder._set.add(variable)
 
+    def imported(self, module: str) -> None:
+        """By a name that the code made: of the user's modules, also those that were loaded already."""
+        with contextlib.suppress(Exception):
+            if _active and is_first_party(module):
+                closure = modules.Closure()
+                try:
+                    closure.add(module)
+                except Refused as e:
+                    for recorder in _active:
+                        recorder.changed = recorder.changed or e.reason
+                for file in closure.files.values():
+                    note(file)
+
 
 _patches = Patches(note, functools.partial(unaudited.install, _Program()))
 
@@ -228,7 +240,7 @@ class Recorder:
             if not os.path.isdir(path):
                 self._add(path)
                 continue
-            tree = _tree(path)
+            tree = folders.tree(path)
             if tree is None:
                 # Too large to read on every hit: what is really opened in it, and the names beside that.
                 self._large.append(path.rstrip('/') + '/')
@@ -357,30 +369,3 @@ def _working_directory() -> str:
         return digest(WORKING_DIRECTORY)
     except FileNotFoundError:  # it was removed
         return ''
-
-
-def _tree(root: str) -> dict[str, tuple[list[str], list[str]]] | None:
-    """All names, and the files, of each folder below root; None where there is too much of it."""
-    found: dict[str, tuple[list[str], list[str]]] = {}
-    count = 0
-    for folder, every, files in _walk(root, 0):
-        count += len(files)
-        if count > MAX_FILES or len(found) > MAX_FILES:
-            return None
-        found[folder] = (every, files)
-    return found
-
-
-def _walk(folder: str, depth: int) -> Iterator[tuple[str, list[str], list[str]]]:
-    try:
-        with os.scandir(folder) as entries:
-            found = list(entries)
-    except OSError:
-        return
-    below = [e for e in found if e.is_dir()]
-    yield folder, [e.name for e in found], [e.name for e in found if e not in below]
-    if depth < MAX_DEPTH:
-        for entry in below:
-            # Caches and version control, none of which a loader reads.
-            if not entry.name.startswith('.') and entry.name != '__pycache__':
-                yield from _walk(entry.path, depth + 1)

@@ -1,12 +1,15 @@
 """What a program reads without an audit event that tells enough: files below an open folder (``dir_fd``), environment
-variables, and whether a file is there. The functions of ``os`` for these are wrapped while a load is recorded.
+variables, whether a file is there, and modules that are loaded already. The functions for these are wrapped while a
+load is recorded.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import shutil  # noqa: F401  its import compares functions of os, which must be the original ones then
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -28,6 +31,8 @@ class Listener(Protocol):
 
     def wrote(self, variable: str) -> None: ...
 
+    def imported(self, module: str) -> None: ...
+
 
 class _State(threading.local):
     by_folder = False
@@ -48,7 +53,7 @@ def of_descriptor(fd: int) -> str:
 
 def install(listener: Listener) -> Callable[[], None]:
     """Wraps; returns what undoes it."""
-    undo = [_wrap_open(listener), _wrap_stat(listener), *_wrap_environment(listener)]
+    undo = [_wrap_open(listener), _wrap_stat(listener), *_wrap_environment(listener), *_wrap_import(listener)]
 
     def all_of_it() -> None:
         for step in undo:
@@ -110,6 +115,22 @@ def _wrap_environment(listener: Listener) -> Iterator[Callable[[], None]]:
     yield _replace(kind, '__setitem__', put, setitem)
     yield _replace(kind, '__delitem__', remove, delitem)
     yield _replace(kind, '__iter__', keys, iterate)
+
+
+def _wrap_import(listener: Listener) -> Iterator[Callable[[], None]]:
+    original = importlib.import_module
+
+    @functools.wraps(original)
+    def wrapper(name: str, package: str | None = None) -> Any:
+        found = original(name, package)
+        listener.imported(getattr(found, '__name__', name))
+        return found
+
+    # Where it was imported by name as well.
+    for module in list(sys.modules.values()):
+        names = getattr(module, '__dict__', None)
+        if isinstance(names, dict) and names.get('import_module') is original:
+            yield _replace(module, 'import_module', original, wrapper)
 
 
 def _replace(owner: Any, name: str, before: Any, after: Any) -> Callable[[], None]:

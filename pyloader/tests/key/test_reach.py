@@ -13,6 +13,7 @@ import pytest
 
 from overmind.errors import Unkeyable
 from overmind.key.code import fingerprint
+from overmind.key.inputs import Recorder, check
 
 Write = Callable[..., Any]
 
@@ -141,3 +142,24 @@ def test_a_module_in_a_closure(write: Write, tmp_path: pathlib.Path) -> None:
     before = write(source, helper=HELPER).digest
     (tmp_path / 'rate.json').write_text('2')
     assert write(source, helper=HELPER).digest != before
+
+
+@pytest.mark.parametrize('call', ['importlib.import_module', 'import_module', 'pkgutil.resolve_name'])
+def test_a_loaded_module_that_is_imported_by_a_name_that_the_code_makes(
+    write: Write, tmp_path: pathlib.Path, call: str
+) -> None:
+    """As instantiate_from_config does."""
+    imports = 'import importlib, pkgutil, helper\nfrom importlib import import_module\n'
+    write(f'{imports}def make(n): return {call}(n).f()', helper='import helper2\ndef f(): return helper2.f()', helper2='def f(): return 1')
+    import user_code
+
+    with Recorder() as r:
+        assert user_code.make('helper') == 1
+    assert not r.changed
+    named = {os.path.basename(s.path) for s in r.sources()}
+    assert named == {'helper.py', 'helper2.py'}
+    (tmp_path / 'helper2.py').write_text('def f(): return 2')
+    assert 'helper2.py: modified' in (check(r.sources(), r.listings()) or '')
+    with Recorder() as r:
+        user_code.make('helper')
+    assert r.changed == 'module helper2 was edited after it was imported'
