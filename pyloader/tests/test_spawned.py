@@ -38,8 +38,7 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize('fill', ['inline', 'subprocess'])
-@pytest.mark.parametrize('first', ['parent', 'child'])
+@pytest.mark.parametrize(('first', 'fill'), [('parent', 'inline'), ('child', 'inline'), ('child', 'subprocess')])
 def test_one_entry_for_the_script_and_its_children(
     root: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, first: str, fill: str
 ) -> None:

@@ -298,6 +298,9 @@ def _surroundings(out: _Hash, kwargs: Mapping[str, Any], sentence: bool) -> None
         out.say(name, value)
     for name, value in _torch_state():
         out.say(name, value)
+    allowed = _allowed()
+    if allowed:
+        out.say('classes allowed in torch.load', allowed)
     env = os.environ
     for name in ENVIRONMENT:
         if name in env:
@@ -344,6 +347,16 @@ def _torch_state() -> tuple[tuple[str, str], ...]:
         ('torch autocast', autocast),
         ('torch module construction', building),  # accelerate's init_empty_weights replaces these
     )  # fmt: skip
+
+
+def _allowed() -> str:
+    """The program's own classes among torch's safe globals: without them, torch.load refuses a file that has any.
+
+    Those of libraries depend on which of them are imported already, and are safe by their own word.
+    """
+    unpickler = sys.modules.get('torch._weights_only_unpickler')
+    known = getattr(unpickler, '_get_user_allowed_globals', dict)()
+    return ' '.join(sorted(name for name, made in known.items() if is_first_party(made.__module__ or '')))
 
 
 _FRESH = (

@@ -150,7 +150,8 @@ def test_a_loaded_module_that_is_imported_by_a_name_that_the_code_makes(
 ) -> None:
     """As instantiate_from_config does."""
     imports = 'import importlib, pkgutil, helper\nfrom importlib import import_module\n'
-    write(f'{imports}def make(n): return {call}(n).f()', helper='import helper2\ndef f(): return helper2.f()', helper2='def f(): return 1')
+    helper = 'import helper2\ndef f(): return helper2.f()'
+    write(f'{imports}def make(n): return {call}(n).f()', helper=helper, helper2='def f(): return 1')
     import user_code
 
     with Recorder() as r:
