@@ -206,6 +206,8 @@ class Walker:
             return self._member(label, value.__wrapped__)
         if kind is contextvars.ContextVar:
             return self._member(label, (value.name, value.get(None)))
+        if kind is object:  # a sentinel: nobody asks but who it is
+            return text('object')
         own = f'{kind.__module__}.{kind.__qualname__}'
         if kind not in (types.FunctionType, types.MethodType, types.BuiltinFunctionType) and (
             own.startswith(_LENIENT) or isinstance(value, (logging.Logger, logging.LoggerAdapter))

@@ -355,7 +355,7 @@ def _allowed() -> str:
     Those of libraries depend on which of them are imported already, and are safe by their own word.
     """
     unpickler = sys.modules.get('torch._weights_only_unpickler')
-    known = getattr(unpickler, '_get_user_allowed_globals', dict)()
+    known: dict[str, Any] = getattr(unpickler, '_get_user_allowed_globals', dict)()
     return ' '.join(sorted(name for name, made in known.items() if is_first_party(made.__module__ or '')))
 
 

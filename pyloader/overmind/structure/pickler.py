@@ -23,7 +23,7 @@ import torch
 from overmind.errors import Unpicklable
 from overmind.key.origin import MAIN, common_name
 from overmind.references import Path
-from overmind.structure import arrays, later, rebuild, script
+from overmind.structure import arrays, later, rebuild, script, sentinels
 from overmind.structure.constants import constants
 from overmind.structure.modules import file_of
 from overmind.structure.table import Table, plain
@@ -125,6 +125,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return later.now, (self._pending(obj),)
         if t is later.Pending:
             return later.Pending, (obj.data,)
+        if sentinels.may_be(obj, t):
+            found = sentinels.name_of(obj, t, self._seen_modules)
+            if found is not None:
+                self._note(found[0])
+                return rebuild.sentinel, (common_name(found[0]), found[1], t)
         if hasattr(t, 'register_modules'):
             self._objects.update(constants(t))
         if later.postponable(t) and vars(obj).get('_tokenizer') is not None:

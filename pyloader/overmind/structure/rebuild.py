@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 import threading
@@ -138,6 +139,12 @@ class _Gone:
 
 def dead_reference() -> weakref.ref[Any]:
     return weakref.ref(_Gone())
+
+
+def sentinel(module: str, name: str, cls: Any) -> Any:
+    """The object of that name, which code compares by identity; in a script that has none, one of its own."""
+    found = getattr(sys.modules.get(module) or importlib.import_module(module), name, None)
+    return found if type(found) is cls else object.__new__(cls)
 
 
 def from_main(name: str, copy: Any) -> Any:
