@@ -1,12 +1,12 @@
-"""A loader whose result has the size that the environment says, which no key knows."""
+"""A loader whose result has the size that an attribute of a library's module says, which no key knows."""
 
 from __future__ import annotations
 
-import os
+import sys
 from typing import Any
 
 import torch
 
 
 def zeros(name: str) -> Any:
-    return torch.zeros(int(os.environ.get('ZEROS', '10')), dtype=torch.uint8)
+    return torch.zeros(getattr(sys, 'zeros', 10), dtype=torch.uint8)

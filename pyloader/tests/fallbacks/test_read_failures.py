@@ -86,7 +86,7 @@ if sys.argv[3] == 'limited':
     with open('/proc/self/statm') as f:
         used = int(f.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
-os.environ['ZEROS'] = sys.argv[4]
+sys.zeros = int(sys.argv[4])
 value = load(fallback_loaders.zeros, sys.argv[2])
 print(value.numel(), stats().loads[-1].outcome, stats().loads[-1].reason)
 """
