@@ -55,13 +55,14 @@ def is_first_party(module: str | ModuleType) -> bool:
         if loaded is None:
             return True
         module = loaded
-    path = getattr(module, '__file__', None)
+    names = getattr(module, '__dict__', {})  # a module may make up what it is asked for
+    path = names.get('__file__')
     if isinstance(path, str):
         return not is_library_file(os.path.abspath(path))
-    folders = list(getattr(module, '__path__', ()))
+    folders = list(names.get('__path__', ()))
     if folders:
         return not all(_folder_is_library(os.path.abspath(f)) for f in folders)
-    if getattr(module, '__spec__', None) is None:
+    if names.get('__spec__') is None:
         # torch.ops and torch.classes are module objects that a library made.
         parent = name.rpartition('.')[0]
         return not (parent and parent in sys.modules and not is_first_party(parent))

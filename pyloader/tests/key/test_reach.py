@@ -164,3 +164,9 @@ def test_a_loaded_module_that_is_imported_by_a_name_that_the_code_makes(
     with Recorder() as r:
         user_code.make('helper')
     assert r.changed == 'module helper2 was edited after it was imported'
+
+
+def test_a_module_that_makes_up_what_it_is_asked_for(write: Write) -> None:
+    source = 'import helper\ndef make(): return helper.anything'
+    first = write(source, helper='def __getattr__(name): return 1').digest
+    assert write(source, helper='def __getattr__(name): return 2').digest != first
