@@ -138,7 +138,7 @@ func TestShow(t *testing.T) {
 			`  special +model +64 B +storage *\n  all +model +20 B +uint8 +\[20\] *\n`,
 		`package versions\n  torch +9.9\n  xformers +\(not installed\)\n`,
 		`files that the load opened\n  /models/weights.bin +5.0 MiB +\d{4}-`,
-		`folders that the load looked into\n  /models +abc\n`,
+		`folders that the load looked into, and variables\n  /models +abc\n`,
 		`modules outside of packages\n  my.module +/src/my/module.py\n`,
 		`load took +2.5s\n`,
 	} {

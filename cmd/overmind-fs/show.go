@@ -131,7 +131,7 @@ func show(w io.Writer, e *entry, all bool) error {
 	for _, s := range m.Sources {
 		p.row(s.Path, humanize.IBytes(s.Nbytes), time.Unix(0, s.MtimeNS).Format(time.RFC3339))
 	}
-	p.section("folders that the load looked into")
+	p.section("folders that the load looked into, and variables")
 	for _, l := range m.Listings {
 		p.row(l.Path, l.Digest)
 	}

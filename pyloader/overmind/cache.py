@@ -52,21 +52,28 @@ def prepare(
 ) -> tuple[Store, LookupKey, References]:
     """What a load needs before it looks for its entry. Raises OvermindError where the cache cannot be used."""
     store = _store(settings)
-    key = lookup(fn, args, kwargs, _once(_registry.token))
-    return store, key, References(_registry, arguments(fn, args, kwargs))
+    tokens = _Tokens()
+    key = lookup(fn, args, kwargs, tokens)
+    references = References(_registry, arguments(fn, args, kwargs))
+    references.require(tokens.met())
+    return store, key, references
 
 
-def _once(token: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+class _Tokens:
     """The tokens of one call: making one walks all tensors of an object, and a key asks for it several times."""
-    known: dict[int, tuple[Any, str | None]] = {}  # with the objects, so that no other one gets their ids
 
-    def ask(obj: Any) -> str | None:
-        found = known.get(id(obj))
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, str | None]] = {}  # with the objects, so that no other one gets their ids
+
+    def __call__(self, obj: Any) -> str | None:
+        found = self._known.get(id(obj))
         if found is None:
-            found = known[id(obj)] = (obj, token(obj))
+            found = self._known[id(obj)] = (obj, _registry.token(obj))
         return found[1]
 
-    return ask
+    def met(self) -> list[Any]:
+        """The objects of the cache that the key has something of."""
+        return [obj for obj, token in self._known.values() if token is not None]
 
 
 def given_up(key: LookupKey) -> str | None:

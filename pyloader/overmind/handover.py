@@ -16,9 +16,10 @@ from typing import Any
 
 import cloudpickle
 
+from overmind.key.origin import MAIN
 from overmind.patches.wrapper import original_of
 from overmind.structure.modules import file_of, import_from
-from overmind.structure.pickler import Definition, apart, found_in_main
+from overmind.structure.pickler import Definition, apart, found_in_main, main_by_value
 from overmind.structure.unpickle import loads
 
 
@@ -78,7 +79,8 @@ def parcel(obj: Any) -> Parcel:
     while True:
         out = io.BytesIO()
         pickler = _Pickler(out)
-        pickler.dump((obj, outer))
+        with main_by_value():
+            pickler.dump((obj, outer))
         if len(pickler.outer) == len(outer):
             return Parcel(out.getvalue(), pickler.modules, sorted(pickler.imports))
         outer = list(pickler.outer.values())
@@ -99,7 +101,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         path = file_of(module)
         if path is not None:
             self.modules[module] = path
-        if module == '__main__' and found_in_main(obj):
+        if module in MAIN and found_in_main(obj):
             name, dot, _ = obj.__qualname__.partition('.')
             if not dot:
                 definition = self._definitions.setdefault(id(obj), Definition(self, obj))
@@ -113,7 +115,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def definition(self, obj: Any) -> Any:
         parts = super().reducer_override(obj)
-        if isinstance(parts, tuple) and obj.__module__ in sys.modules and obj.__module__ != '__main__':
+        if isinstance(parts, tuple) and obj.__module__ in sys.modules and obj.__module__ not in MAIN:
             self.imports.add(obj.__module__)
         return apart(obj, parts)
 

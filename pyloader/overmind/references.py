@@ -6,19 +6,29 @@ They enter the key by a token, and in the pickled result they, and what hangs be
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
 import hashlib
 import inspect
 import operator
 import pickle
+import re
 import sys
 import threading
+import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from overmind.errors import Bypass
+from overmind.errors import Bypass, Unkeyable
+from overmind.key.origin import is_first_party
 
 Path = tuple[str, ...]
+# Of such there is one in the whole process, whoever returned it.
+_NAMED = (
+    type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, enum.Enum, re.Pattern,
+)  # fmt: skip
 _kind = operator.attrgetter('dtype', 'device', 'requires_grad')
 
 
@@ -33,7 +43,7 @@ class Registry:
         """Remember obj and the components below it as results of an entry; an argument among them keeps its own."""
         for path, part in _components(obj):
             key = id(part)
-            if self._of(part) is not None:
+            if isinstance(part, _NAMED) or self._of(part) is not None:
                 continue
 
             def forget(_: Any, key: int = key) -> None:
@@ -141,6 +151,8 @@ def _kinds(obj: Any) -> str:
 
 def arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by parameter name, however the call was written."""
+    while type(fn) is functools.partial:
+        args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func
     try:
         bound = inspect.signature(fn).bind(*args, **kwargs)
     except (TypeError, ValueError):
@@ -177,6 +189,20 @@ class References:
                 self._find(v, (*at, str(i)), depth + 1)
         elif self._registry.knows(value):
             self.objects[at] = value
+        else:
+            for name, v in _attributes(value).items():
+                self._find(v, (*at, f'.{name}'), depth + 1)
+
+    def require(self, met: Iterable[Any]) -> None:
+        """Raises Unkeyable for an object of the cache, part of the key, that no reference in a result could mean: a
+        result that holds it would hold a copy, without the caller's changes."""
+        ours = set(map(id, self.objects.values()))
+        for obj in met:
+            if id(obj) not in ours:
+                raise Unkeyable(
+                    f'{_a(obj)} from the cache is reached otherwise than by arguments, their lists, dicts and '
+                    'attributes; pass it as an argument'
+                )
 
     def targets(self) -> tuple[dict[int, tuple[Path, str]], dict[int, tuple[Path, str]]]:
         """Everything that a result may refer to: by id of the object, and by address of the storage."""
@@ -212,6 +238,21 @@ class References:
     def state(self) -> dict[Path, Any]:
         """What a loader could change in the arguments; compare before and after."""
         return {at: _state(obj) for at, obj in self.objects.items()}
+
+
+def _attributes(obj: Any) -> dict[str, Any]:
+    """Those of a program's plain object, as a key has them; nothing for others."""
+    kind = type(obj)
+    found = dict(getattr(obj, '__dict__', {}))
+    if dataclasses.is_dataclass(kind):
+        return found | {f.name: getattr(obj, f.name, None) for f in dataclasses.fields(kind)}
+    plain = kind is types.SimpleNamespace or kind.__name__ == 'Namespace' or is_first_party(kind.__module__)
+    return found if plain and not isinstance(obj, _NAMED) else {}
+
+
+def _a(obj: Any) -> str:
+    name = type(obj).__qualname__
+    return f'{"an" if name[0] in "AEIOUaeiou" else "a"} {name}'
 
 
 def _address(tensor: Any) -> int:

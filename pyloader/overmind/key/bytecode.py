@@ -11,6 +11,8 @@ from typing import Any
 from overmind.key.wire import PRIMITIVES, pack, pack_all, text
 
 _READS = frozenset({'LOAD_GLOBAL', 'LOAD_NAME', 'LOAD_CLASSDEREF', 'LOAD_FROM_DICT_OR_GLOBALS'})
+_DOTS = frozenset({'LOAD_ATTR', 'LOAD_METHOD'})
+_BETWEEN = frozenset({'CACHE', 'EXTENDED_ARG', 'PUSH_NULL'})
 _LINE = '__firstlineno__'
 
 
@@ -23,11 +25,15 @@ class Import:
 
 @dataclass(frozen=True)
 class Static:
-    """Of a code object and the ones nested in it: its bytes, the globals it reads, the modules it imports."""
+    """Of a code object and the ones nested in it: its bytes, the globals it reads, the modules it imports; ``chains``
+    are dotted names that begin with a global or a closure variable, ``attributes`` all names that come after a dot.
+    """
 
     content: bytes
     names: tuple[str, ...]
     imports: tuple[Import, ...]
+    chains: tuple[tuple[str, ...], ...]
+    attributes: frozenset[str]
 
 
 _statics: dict[int, tuple[types.CodeType, Static]] = {}
@@ -41,16 +47,28 @@ def static(code: types.CodeType) -> Static:
         return hit[1]
     names: dict[str, None] = {}
     imports: dict[Import, None] = {}
+    chains: dict[tuple[str, ...], None] = {}
+    attributes: set[str] = set()
     for part in _nested(code):
         before: list[dis.Instruction] = []
+        attributes.update(part.co_names)
+        chain: tuple[str, ...] = ()
         for instruction in dis.get_instructions(part):
             if instruction.opname in _READS:
                 names[instruction.argval] = None
-            elif instruction.opname == 'IMPORT_NAME':
+                chain = (instruction.argval,)
+            elif instruction.opname == 'LOAD_DEREF':
+                chain = (instruction.argval,)
+            elif instruction.opname in _DOTS and chain:
+                chain = (*chain, instruction.argval)
+                chains[chain] = None
+            elif instruction.opname not in _BETWEEN:
+                chain = ()
+            if instruction.opname == 'IMPORT_NAME':
                 imports[Import(before[-2].argval or 0, instruction.argval, tuple(before[-1].argval or ()))] = None
             if instruction.opname not in ('CACHE', 'EXTENDED_ARG'):
                 before.append(instruction)
-    result = Static(_content(code), tuple(names), tuple(imports))
+    result = Static(_content(code), tuple(names), tuple(imports), tuple(chains), frozenset(attributes))
     if len(_statics) >= _MAX_CACHED:
         _statics.clear()
     _statics[id(code)] = (code, result)

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from overmind.errors import Unkeyable
-from overmind.key import code, foreign
+from overmind.key import code, foreign, reduced
+from overmind.key.absolute import absolute
 from overmind.key.origin import is_first_party
 from overmind.key.wire import PRIMITIVES, Refused, pack, pack_all, text, type_name
 
@@ -39,13 +40,15 @@ def no_reference(_: object) -> str | None:
 class Encoder:
     """Encodes values. ``reference`` gives a token for an object that came from the cache, else None.
 
-    ``paths`` collects the existing files and folders that were met, ``names`` every other string.
+    ``paths`` collects the existing files and folders that were met, ``names`` every other string. While ``reducing``,
+    an object of a library that is not known otherwise counts by what it would be pickled as.
     """
 
     def __init__(self, reference: Reference, walker: code.Walker | None = None) -> None:
         self.paths: list[str] = []
         self.names: list[str] = []
         self.reference = reference
+        self.reducing = False
         self._walker = walker
         self._open: set[int] = set()
 
@@ -139,6 +142,12 @@ class Encoder:
     def _ordered(self, value: collections.OrderedDict[Any, Any]) -> bytes:
         return self.mapping(value, b'D', ordered=True)
 
+    def _default(self, value: collections.defaultdict[Any, Any]) -> bytes:
+        return pack_all(b'F', (self.any(value.default_factory), self.mapping(value, ordered=True)))
+
+    def _deque(self, value: collections.deque[Any]) -> bytes:
+        return pack_all(b'Q', (self.any(value.maxlen), self.items(b'l', value)))
+
     # ---- standard library objects
 
     def named(self, tag: bytes, kind: type, *parts: bytes) -> bytes:
@@ -204,18 +213,29 @@ class Encoder:
         found = foreign.encode(self, value, kind)
         if found is not None:
             return found
+        own = dict(getattr(value, '__dict__', {}))
+        content = self._content(value, kind)
         if dataclasses.is_dataclass(kind):
-            fields = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(kind)}
-            return self.named(b'c', kind, self.attributes(fields))
-        for base, encode in _BASES:
-            if issubclass(kind, base):
-                own = self.attributes(getattr(value, '__dict__', {}))
-                return self.named(b'u', kind, encode(self, base(value)), own)
+            # Fields may be slots, and __post_init__ or anybody later may have added what is no field.
+            own |= {f.name: getattr(value, f.name, None) for f in dataclasses.fields(kind)}
+            return self.named(b'c', kind, self.attributes(own), *content)
+        if content:
+            return self.named(b'u', kind, *content, self.attributes(own))
         if _is_plain(kind) or (kind.__module__ == 'argparse' and kind.__name__ == 'Namespace'):
             return self._namespace(value)
+        if self.reducing:
+            return reduced.encode(self, value)
         if hasattr(kind, 'from_pretrained') or foreign.is_module(value):
             raise Refused(f'{kind.__name__} did not come from the cache')
         raise Refused(f'an object of type {kind.__qualname__} cannot be compared between processes')
+
+    def _content(self, value: Any, kind: type) -> tuple[bytes, ...]:
+        """What an object of a subclass of a builtin holds as such; nothing for others."""
+        for base, encode in _BASES:
+            if issubclass(kind, base):
+                plain = value if base in (collections.defaultdict, collections.deque) else base(value)
+                return (encode(self, plain),)
+        return ()
 
     def attributes(self, value: dict[str, Any]) -> bytes:
         out = []
@@ -236,7 +256,7 @@ def existing(value: str | bytes) -> str | None:
         os.stat(value)
     except (OSError, ValueError):
         return None
-    return os.path.abspath(os.fsdecode(value))
+    return absolute(os.fsdecode(value))
 
 
 def _is_plain(kind: type) -> bool:
@@ -271,5 +291,5 @@ _BASES: tuple[tuple[Any, Callable[[Encoder, Any], bytes]], ...] = (
     (str, Encoder.string), (bytes, _plain), (bytearray, _plain), (int, _plain),
     (float, _plain), (complex, _plain), (list, Encoder._list), (tuple, Encoder._tuple),
     (set, Encoder._set), (frozenset, Encoder._set), (collections.OrderedDict, Encoder._ordered),
-    (dict, Encoder._dict), (collections.deque, Encoder._list),
+    (collections.defaultdict, Encoder._default), (dict, Encoder._dict), (collections.deque, Encoder._deque),
 )  # fmt: skip

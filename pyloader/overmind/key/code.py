@@ -7,6 +7,7 @@ classes; inside a cycle a node is named by its position on the path from the roo
 from __future__ import annotations
 
 import builtins
+import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -19,10 +20,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overmind.key import canonical, trees
-from overmind.key.origin import is_first_party, is_library_file
+from overmind.key.origin import common_name, is_first_party, is_library_file
 from overmind.key.wire import Refused, pack, pack_all, text, type_name
 
 if TYPE_CHECKING:
+    from overmind.key import bytecode
     from overmind.key.canonical import Reference
     from overmind.key.modules import Closure
 
@@ -61,6 +63,8 @@ _LENIENT = (
     '_io.TextIOWrapper', 'os._Environ', 'types.GenericAlias', 'types.UnionType', 'warnings.', 'weakref.', '_weakref.',
     'torch._ops.',
 )  # fmt: skip
+# What __slots__ and C leave in a class.
+_LAYOUT = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 class Walker:
@@ -107,7 +111,8 @@ class Walker:
         # The containers that hold this value have nothing to do with how deep its own code nests.
         outer, self._encoder._open = self._encoder._open, set()
         try:
-            body = self._class(value) if isinstance(value, type) else self._function(value)
+            with self._reducing(False):
+                body = self._class(value) if isinstance(value, type) else self._function(value)
         except Refused as e:
             raise e.at(f' -> {module}:{qualname}') from None
         finally:
@@ -131,14 +136,17 @@ class Walker:
         scope: dict[str, Any] = fn.__globals__
         owner = scope.get('__name__') or ''
         parts = [static.content, self._member('defaults', fn.__defaults__), self._member('defaults', fn.__kwdefaults__)]
+        ours = is_first_party(owner) or owner not in sys.modules
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             try:
                 content = cell.cell_contents
             except ValueError:
                 parts.append(b'-')
                 continue
-            parts.append(text(name) + self._global(f'closure variable {name}', content))
-        if is_first_party(owner) or owner not in sys.modules:
+            with self._reducing(not ours):  # torch.no_grad() keeps an object of its own beside the function
+                parts.append(text(name) + self._global(f'closure variable {name}', content))
+            parts.extend(self._settings(name, content, static))
+        if ours:
             self._note(fn.__code__.co_filename)
             for name in static.names:
                 value = scope.get(name, _MISSING)
@@ -147,22 +155,39 @@ class Walker:
                     parts.append(text(name) + (b'+' if known else b'-'))
                 elif not (name.startswith('__') and name.endswith('__')) or name == '__file__':
                     parts.append(text(name) + self._global(f'global {name}', value))
-                    parts.extend(self._settings(name, value, fn.__code__))
+                    parts.extend(self._settings(name, value, static))
             attributes = {k: v for k, v in vars(fn).items() if k != '__wrapped__'}
             parts.extend(text(k) + self._global(f'attribute {k}', v) for k, v in sorted(attributes.items()))
             package = scope.get('__package__') or owner.rpartition('.')[0]
             parts.extend(map(self._module, self._modules.names(static.imports, package)))
         return pack_all(b'F', parts)
 
-    def _settings(self, name: str, module: Any, code: types.CodeType) -> Iterator[bytes]:
-        """Plain values of a module of the user's that the code names: a program sets them at run time (cfg.scale = 2),
-        which no hash of a file shows."""
+    def _settings(self, name: str, module: Any, static: bytecode.Static) -> Iterator[bytes]:
+        """What the code uses of a module of the user's: a program sets values at run time (cfg.scale = 2), and a module
+        reads some from files when it is imported; no hash of its source shows either."""
         if not isinstance(module, types.ModuleType) or not is_first_party(module):
             return
-        for attribute in code.co_names:
+        used = set()
+        for chain in static.chains:
+            if chain[0] == name and (found := _through(module, chain)) is not None:
+                label, value = found
+                if label not in used:
+                    used.add(label)
+                    yield text(label) + self._global(label, value)
+        for attribute in sorted(static.attributes - {label.rpartition('.')[2] for label in used}):
+            # Perhaps of this module, under another name (m = cfg; m.scale), and perhaps of something else.
             value = vars(module).get(attribute, _MISSING)
-            if isinstance(value, (int, float, complex, str, bytes, tuple, list, dict, set, frozenset, type(None))):
-                yield text(attribute) + self._global(f'{name}.{attribute}', value)
+            if value is not _MISSING and not isinstance(value, types.ModuleType):
+                with contextlib.suppress(Refused):
+                    yield text(attribute) + self._global(f'{name}.{attribute}', value)
+
+    @contextlib.contextmanager
+    def _reducing(self, on: bool) -> Iterator[None]:
+        before, self._encoder.reducing = self._encoder.reducing, on
+        try:
+            yield
+        finally:
+            self._encoder.reducing = before
 
     def _note(self, file: str) -> None:
         path = os.path.abspath(file)
@@ -181,6 +206,8 @@ class Walker:
             return self._member(label, value.__wrapped__)
         if kind is contextvars.ContextVar:
             return self._member(label, (value.name, value.get(None)))
+        if kind is object:  # a sentinel: nobody asks but who it is
+            return text('object')
         own = f'{kind.__module__}.{kind.__qualname__}'
         if kind not in (types.FunctionType, types.MethodType, types.BuiltinFunctionType) and (
             own.startswith(_LENIENT) or isinstance(value, (logging.Logger, logging.LoggerAdapter))
@@ -203,40 +230,57 @@ class Walker:
         if members is not None:
             untold = untold | _ENUM_UNTOLD | members.keys()
             for name, member in members.items():
-                parts.append(text(name) + self._attribute(member.value))
+                parts.append(text(name) + self._attribute(name, member.value))
         if '__dataclass_fields__' in cls.__dict__:
             params = cls.__dict__.get('__dataclass_params__')
             parts.append(text(repr(params)))
             for field in dataclasses.fields(cls):
                 parts.append(text(f'{field.name} {field.init} {field.kw_only}'))
-                parts.extend(map(self._attribute, (field.default, field.default_factory)))
+                parts.extend(self._attribute(field.name, part) for part in (field.default, field.default_factory))
         for name in sorted(cls.__dict__):
             value = cls.__dict__[name]
             if name in untold or (isinstance(value, types.FunctionType) and _is_generated(cls, value)):
                 continue
-            parts.append(text(name) + self._attribute(value))
+            parts.append(text(name) + self._attribute(name, value))
         return pack_all(b'Y', parts)
 
-    def _attribute(self, value: Any) -> bytes:
-        """A class attribute. What has no canonical form (descriptors of libraries, registries) counts by its type."""
+    def _attribute(self, name: str, value: Any) -> bytes:
+        """A class attribute. Descriptors that only say how instances are laid out count by their type."""
         if isinstance(value, (staticmethod, classmethod)):
-            return text(type(value).__name__) + self._attribute(value.__func__)
+            return text(type(value).__name__) + self._attribute(name, value.__func__)
         if isinstance(value, property):
-            return b'@' + b''.join(self._attribute(f) for f in (value.fget, value.fset, value.fdel))
+            return b'@' + b''.join(self._attribute(name, f) for f in (value.fget, value.fset, value.fdel))
         if isinstance(value, functools.cached_property):
-            return b'@' + self._attribute(value.func)
+            return b'@' + self._attribute(name, value.func)
+        if isinstance(value, functools.partialmethod):
+            parts = (value.func, value.args, value.keywords)
+            return b'%' + b''.join(self._attribute(name, part) for part in parts)
         if isinstance(value, (types.FunctionType, type)):
             return self._member(value.__qualname__, value)
-        if isinstance(value, types.ModuleType):
-            return self._global('attribute', value)
-        try:
-            return self._encoder.any(value)
-        except Refused:
+        if isinstance(value, _LAYOUT):
             return text(type_name(type(value)))
+        with self._reducing(True):
+            plain = dict(value) if isinstance(value, types.MappingProxyType) else value
+            return self._global(f'class attribute {name}', plain)
+
+
+def _through(module: types.ModuleType, chain: tuple[str, ...]) -> tuple[str, Any] | None:
+    """What a dotted name leads to, through the user's modules: its name as far as there, and the value."""
+    value: Any = module
+    for i, part in enumerate(chain[1:], 2):
+        value = vars(value).get(part, _MISSING)
+        if value is _MISSING:
+            return None
+        if not isinstance(value, types.ModuleType):
+            return '.'.join(chain[:i]), value
+        if not is_first_party(value):
+            return None
+    return None
 
 
 def _name_of(value: Any) -> tuple[str, str]:
-    return getattr(value, '__module__', None) or '', getattr(value, '__qualname__', None) or type(value).__qualname__
+    module = common_name(getattr(value, '__module__', None) or '')
+    return module, getattr(value, '__qualname__', None) or type(value).__qualname__
 
 
 def _is_ours(value: Any, module: str) -> bool:

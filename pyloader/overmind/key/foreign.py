@@ -87,9 +87,12 @@ def _tensor(encoder: Encoder, value: Any) -> bytes:
     if nbytes > MAX_ARRAY:
         raise Refused(f'a tensor of {nbytes} bytes did not come from the cache')
     facts = (kind.__name__, str(value.dtype), tuple(value.shape), tuple(value.stride()), value.requires_grad)
+    if value._backward_hooks:
+        raise Refused('a tensor with gradient hooks')
+    more = encoder.any(value.grad) + encoder.attributes(vars(value))
     flat = value.detach().resolve_conj().resolve_neg().contiguous()
     data = ctypes.string_at(flat.data_ptr(), nbytes) if nbytes else b''
-    return pack_all(b'X', (encoder.items(b't', facts), pack(b'b', data)))
+    return pack_all(b'X', (encoder.items(b't', facts), pack(b'b', data), more))
 
 
 def _numpy_dtype(encoder: Encoder, value: Any) -> bytes:
@@ -102,7 +105,9 @@ def _array(encoder: Encoder, value: Any) -> bytes:
     if value.nbytes > MAX_ARRAY:
         raise Refused(f'an array of {value.nbytes} bytes; arrays are compared up to {MAX_ARRAY}')
     facts = (encoder.named_type(type(value)), _numpy_dtype(encoder, value.dtype), encoder.items(b't', value.shape))
-    return pack_all(b'A', (*facts, pack(b'b', value.tobytes())))
+    # A result may have the order of its argument, and what a subclass adds.
+    more = encoder.items(b't', value.strides) + encoder.attributes(getattr(value, '__dict__', {}))
+    return pack_all(b'A', (*facts, pack(b'b', value.tobytes()), more))
 
 
 def _config(encoder: Encoder, value: Any) -> bytes:
@@ -110,7 +115,8 @@ def _config(encoder: Encoder, value: Any) -> bytes:
         facts = value.to_dict()
     except Exception as e:
         raise Refused(f'{type(value).__name__}.to_dict() failed: {e}') from None
-    hidden = {k: v for k, v in vars(value).items() if k.startswith(_HIDDEN)}
+    peft = type(value).__module__.startswith('peft.')
+    hidden = {k: v for k, v in vars(value).items() if k.startswith(_HIDDEN) or (peft and k not in facts)}
     return encoder.named(b'C', type(value), encoder.mapping(facts), encoder.attributes(hidden))
 
 

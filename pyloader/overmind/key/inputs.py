@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
 import importlib.util
 import os
-import stat as stats
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
+from overmind.key import folders, modules, unaudited
+from overmind.key.absolute import absolute
+from overmind.key.compare import (
+    ABSENT,
+    VARIABLE,
+    WORKING_DIRECTORY,
+    Listing,
+    Source,
+    check,
+    digest,
+    look,
+    names,
+    of_names,
+)
 from overmind.key.natives import Patches
-from overmind.key.origin import is_first_party, is_library_file
+from overmind.key.origin import MAIN, is_first_party, is_library_file
+from overmind.key.wire import Refused
 
-MAX_FILES = 2000
-MAX_DEPTH = 6
+__all__ = ['WORKING_DIRECTORY', 'Listing', 'Recorder', 'Source', 'check', 'note']
+
 MAX_RECORDED = 500
 # Kernels stamp files with a clock that ticks every 4 or 10 ms: two writes within a tick look like one.
 _TICK = 20_000_000
@@ -27,80 +41,14 @@ _DATA = (
     '.json', '.safetensors', '.bin', '.pt', '.pth', '.ckpt', '.gguf', '.model', '.txt', '.msgpack', '.py', '.jinja',
 )  # fmt: skip
 # Not /dev: /dev/shm holds models, and a device is no regular file.
-_SYSTEM = ('/proc/', '/sys/', '/etc/')
+_SYSTEM = ('/proc/', '/sys/')
+_CONFIGURATION = '/etc/'  # of the system, which libraries read; what the program reads there is an input
 _WRITES = os.O_WRONLY | os.O_RDWR
-# The working directory, as a Listing: recorded where a relative path was opened that no argument covers.
-WORKING_DIRECTORY = '.'
-
-
-class Source(NamedTuple):
-    """A file that the load read, as it was then."""
-
-    path: str
-    nbytes: int
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-
-
-class Listing(NamedTuple):
-    """The names in a folder that the load looked into."""
-
-    path: str
-    digest: str
-
-
-# ---- what a hit compares
-
-
-def check(sources: Iterable[Source], listings: Iterable[Listing]) -> str | None:
-    """The first difference between the recorded inputs and the ones on disk, in words, or None."""
-    stat = os.stat
-    for source in sources:
-        try:
-            s = stat(source.path)
-        except OSError as e:
-            if source.inode == _ABSENT:
-                continue
-            return f'{source.path}: {e.strerror}'
-        if source.inode == _ABSENT:
-            return f'{source.path}: it was not there'
-        if (
-            s.st_ctime_ns != source.ctime_ns
-            or s.st_size != source.nbytes
-            or s.st_ino != source.inode
-            or s.st_mtime_ns != source.mtime_ns
-        ):
-            return f'{source.path}: modified'
-    for listing in listings:
-        try:
-            digest = _digest(listing.path)
-        except OSError as e:
-            return f'{listing.path}: {e.strerror}'
-        if digest != listing.digest:
-            where = 'working directory' if listing.path == WORKING_DIRECTORY else listing.path
-            return f'{where}: {"another one" if listing.path == WORKING_DIRECTORY else "files came or went"}'
-    return None
-
-
-def _digest(folder: str) -> str:
-    if folder == WORKING_DIRECTORY:
-        return _hash([os.getcwd()])
-    return _hash(_names(os.listdir(folder)))
-
-
-def _names(found: Iterable[str]) -> list[str]:
-    return sorted(name for name in found if name != '__pycache__')
-
-
-def _hash(names: Iterable[str]) -> str:
-    return hashlib.sha256(b'\0'.join(map(os.fsencode, names))).hexdigest()
-
+# Modules through which a program reads an environment variable; what others read for it decides nothing, as a rule.
+_THROUGH = frozenset({'os', 'collections.abc', 'posixpath', 'pathlib', 'pathlib._local'})
+_OURS = frozenset({__name__, unaudited.__name__})
 
 # ---- recording
-
-# The inode of a file that was looked for and not found; no file has this one.
-_ABSENT = 0
 
 _lock = threading.Lock()
 _active: tuple[Recorder, ...] = ()
@@ -111,13 +59,6 @@ def note(path: str | os.PathLike[str]) -> None:
     """Tells every active recorder that a file was, or is about to be, read."""
     for recorder in _active:
         recorder._opened(os.fspath(path), 0)
-
-
-def _note_all(path: str) -> None:
-    note(path)
-
-
-_patches = Patches(_note_all)
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
@@ -134,13 +75,15 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 def _on_open(args: tuple[Any, ...]) -> None:
     path, _, flags = args
-    if isinstance(path, (str, bytes, os.PathLike)):
+    if isinstance(path, (str, bytes, os.PathLike)) and not unaudited.opens_by_folder():
         for recorder in _active:
             recorder._opened(os.fsdecode(path), flags)
 
 
 def _on_folder(args: tuple[Any, ...]) -> None:
     folder = args[0] if args and args[0] is not None else '.'
+    if isinstance(folder, int):
+        folder = unaudited.of_descriptor(folder)
     if isinstance(folder, (str, bytes, os.PathLike)) and _asked_by_program():
         for recorder in _active:
             recorder._looked_into(os.fsdecode(folder))
@@ -151,16 +94,16 @@ def _on_database(args: tuple[Any, ...]) -> None:
         note(os.fsdecode(args[0]))
 
 
-def _asked_by_program() -> bool:
+def _asked_by_program(through: Container[str] = sys.stdlib_module_names) -> bool:
     """Whether the user's own code, directly or through the standard library, does this; libraries probe for a lot that
     decides nothing, and an import lists the folders of sys.path."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get('__name__') or ''
-        if name != __name__:
+        if name not in _OURS:
             if '_bootstrap' in name or name.startswith('_frozen_importlib'):
                 return False
-            if name.partition('.')[0] not in sys.stdlib_module_names or name == '__main__':
+            if name in MAIN or (name not in through and name.partition('.')[0] not in through):
                 return is_first_party(name)
         frame = frame.f_back  # type: ignore[assignment]
     return False
@@ -188,6 +131,55 @@ _EVENTS = {
 }  # fmt: skip
 
 
+class _Program(unaudited.Listener):
+    """Passes on to the active recorders what the program reads in other ways than by opening a file."""
+
+    def opened(self, path: str, flags: int) -> None:
+        with contextlib.suppress(Exception):
+            for recorder in _active:
+                recorder._opened(path, flags)
+
+    def looked_for(self, path: str) -> None:
+        with contextlib.suppress(Exception):
+            if _asked_by_program():
+                for recorder in _active:
+                    recorder._looked_for(path)
+
+    def read(self, variable: str) -> None:
+        with contextlib.suppress(Exception):
+            if _asked_by_program(_THROUGH):
+                for recorder in _active:
+                    recorder._read(variable)
+
+    def read_all(self) -> None:
+        """The single reads that follow are those of a copy, such as the one for a child process."""
+        with contextlib.suppress(Exception):
+            if _asked_by_program(_THROUGH):
+                everything = {os.fsdecode(name) for name in vars(os.environ)['_data']}
+                for recorder in _active:
+                    recorder._copied.update(everything - recorder._variables.keys())
+
+    def wrote(self, variable: str) -> None:
+        for recorder in _active:
+            recorder._set.add(variable)
+
+    def imported(self, module: str) -> None:
+        """By a name that the code made: of the user's modules, also those that were loaded already."""
+        with contextlib.suppress(Exception):
+            if _active and is_first_party(module):
+                closure = modules.Closure()
+                try:
+                    closure.add(module)
+                except Refused as e:
+                    for recorder in _active:
+                        recorder.changed = recorder.changed or e.reason
+                for file in closure.files.values():
+                    note(file)
+
+
+_patches = Patches(note, functools.partial(unaudited.install, _Program()))
+
+
 class Recorder:
     """Records what the process reads while it is entered. ``changed`` says why the record cannot be trusted.
 
@@ -208,9 +200,14 @@ class Recorder:
         self._relative = False
         self._listed: set[str] = set()
         self._absent: set[str] = set()
+        self._looked: dict[str, Source] = {}
+        self._variables: dict[str, Listing] = {}
+        self._set: set[str] = set()
+        self._copied: set[str] = set()
 
     def __enter__(self) -> Recorder:
         global _active, _hooked
+        self._working = Listing(WORKING_DIRECTORY, _working_directory())
         self._look_at_arguments()
         with _lock:
             if not _hooked:
@@ -230,7 +227,7 @@ class Recorder:
         self._finish()
 
     def sources(self) -> list[Source]:
-        absent = [Source(path, 0, 0, 0, _ABSENT) for path in sorted(self._absent)]
+        absent = [Source(path, 0, 0, 0, ABSENT) for path in sorted(self._absent)]
         return [s for _, s in sorted(self._seen.items()) if s is not None] + absent
 
     def listings(self) -> list[Listing]:
@@ -243,12 +240,12 @@ class Recorder:
             if not os.path.isdir(path):
                 self._add(path)
                 continue
-            tree = _tree(path)
+            tree = folders.tree(path)
             if tree is None:
                 # Too large to read on every hit: what is really opened in it, and the names beside that.
                 self._large.append(path.rstrip('/') + '/')
                 continue
-            self._folders.update({folder: _names(names) for folder, (names, _) in tree.items()})
+            self._folders.update({folder: names(found) for folder, (found, _) in tree.items()})
             files = [os.path.join(f, name) for f, (_, names) in tree.items() for name in names if name.endswith(_DATA)]
             if len(files) <= MAX_RECORDED:
                 for file in files:
@@ -257,7 +254,7 @@ class Recorder:
     # ---- while the load runs; called from any thread
 
     def _opened(self, raw: str, flags: int) -> None:
-        path = os.path.abspath(raw)
+        path = absolute(raw)
         if path in self._seen:
             return
         access = flags & _WRITES
@@ -265,10 +262,11 @@ class Recorder:
         if not appends and (access == os.O_WRONLY or flags & (os.O_CREAT | os.O_TRUNC)):
             if not os.path.lexists(path) or flags & os.O_TRUNC:
                 self._written.add(path)
+            self._looked.pop(path, None)
             return
         if flags & os.O_DIRECTORY:
             return
-        if path in self._written or path.startswith(self._ignore):
+        if path in self._written or not self._counts(path):
             return
         if path.endswith('.pyc'):
             # A module that is imported from its cache: the source is what people edit.
@@ -286,89 +284,88 @@ class Recorder:
     def _add(self, path: str) -> None:
         if path in self._seen:
             return
-        source = _look(path)
+        source = look(path)
         if source is not None:
             age = time.time_ns() - max(source.ctime_ns, source.mtime_ns)
             if 0 <= age < _TICK and path not in self._appeared:
                 # Read it only when the clock has moved on, or a write after this would leave no trace.
                 time.sleep((_TICK - age) / 1e9)
-                source = _look(path)
+                source = look(path)
         elif not os.path.lexists(path) and _asked_by_program():
             self._absent.add(path)
         self._seen.setdefault(path, source)
 
+    def _counts(self, path: str) -> bool:
+        return not path.startswith(self._ignore) and (not path.startswith(_CONFIGURATION) or _asked_by_program())
+
+    def _looked_for(self, raw: str) -> None:
+        """A file that is there counts with its content too: a size or a time may have been asked for."""
+        path = absolute(raw)
+        if path in self._seen or path in self._written or path in self._appeared or not self._counts(path):
+            return
+        source = look(path)
+        if is_library_file(path) or (source is None and os.path.lexists(path)):
+            return
+        if not os.path.isabs(raw) and not self._is_argument(path):
+            self._relative = True
+        if source is not None:
+            self._looked.setdefault(path, source)
+        else:
+            self._absent.add(path)
+
+    def _read(self, variable: str) -> None:
+        if variable in self._copied:
+            self._copied.discard(variable)
+        elif variable not in self._variables and variable not in self._set:
+            path = VARIABLE + variable
+            self._variables[variable] = Listing(path, digest(path))
+
     def _looked_into(self, raw: str) -> None:
-        path = os.path.abspath(raw)
+        path = absolute(raw)
         if not path.startswith(self._ignore) and not is_library_file(os.path.join(path, 'x')):
             self._listed.add(path)
 
     # ---- at the end
 
     def _finish(self) -> None:
+        for path, source in self._looked.items():
+            if not self._is_ours(path):
+                self._seen.setdefault(path, source)
         for path, before in list(self._seen.items()):
             if before is None:
                 continue
-            now = _look(path)
+            now = look(path)
             if now is None and path in self._appeared:
                 self._seen[path] = None
             elif now != before:
                 self.changed = self.changed or f'{path}: {"modified" if now else "removed"} during the load'
-        for folder, before_names in self._folders.items():
+        for folder, earlier in self._folders.items():
             try:
-                names = _names(os.listdir(folder))
+                later = names(os.listdir(folder))
             except OSError:
                 self.changed = self.changed or f'{folder}: removed during the load'
                 continue
-            ours = {n for n in set(names) ^ set(before_names) if self._is_ours(os.path.join(folder, n))}
-            if set(names) - ours != set(before_names) - ours:
+            ours = {n for n in set(later) ^ set(earlier) if self._is_ours(os.path.join(folder, n))}
+            if set(later) - ours != set(earlier) - ours:
                 self.changed = self.changed or f'{folder}: files came or went during the load'
-            self._listings.append(Listing(folder, _hash(names)))
+            self._listings.append(Listing(folder, of_names(later)))
         for folder in sorted({os.path.dirname(p) for p in self._seen if p.startswith(tuple(self._large))}):
             with contextlib.suppress(OSError):
-                self._listings.append(Listing(folder, _digest(folder)))
+                self._listings.append(Listing(folder, digest(folder)))
         for folder in sorted(self._listed - self._folders.keys()):
             with contextlib.suppress(OSError):
-                self._listings.append(Listing(folder, _digest(folder)))
+                self._listings.append(Listing(folder, digest(folder)))
         self._absent = {p for p in self._absent if not os.path.lexists(p) and not self._is_ours(p)}
         if self._relative:
-            self._listings.append(Listing(WORKING_DIRECTORY, _digest(WORKING_DIRECTORY)))
+            self._listings.append(self._working)
+        self._listings += self._variables.values()
 
     def _is_ours(self, path: str) -> bool:
         return path in self._written or path in self._appeared
 
 
-def _look(path: str) -> Source | None:
+def _working_directory() -> str:
     try:
-        s = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    if not stats.S_ISREG(s.st_mode):
-        return None
-    return Source(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)
-
-
-def _tree(root: str) -> dict[str, tuple[list[str], list[str]]] | None:
-    """All names, and the files, of each folder below root; None where there is too much of it."""
-    found: dict[str, tuple[list[str], list[str]]] = {}
-    count = 0
-    for folder, names, files in _walk(root, 0):
-        count += len(files)
-        if count > MAX_FILES or len(found) > MAX_FILES:
-            return None
-        found[folder] = (names, files)
-    return found
-
-
-def _walk(folder: str, depth: int) -> Iterator[tuple[str, list[str], list[str]]]:
-    try:
-        with os.scandir(folder) as entries:
-            found = list(entries)
-    except OSError:
-        return
-    below = [e for e in found if e.is_dir()]
-    yield folder, [e.name for e in found], [e.name for e in found if e not in below]
-    if depth < MAX_DEPTH:
-        for entry in below:
-            # Caches and version control, none of which a loader reads.
-            if not entry.name.startswith('.') and entry.name != '__pycache__':
-                yield from _walk(entry.path, depth + 1)
+        return digest(WORKING_DIRECTORY)
+    except FileNotFoundError:  # it was removed
+        return ''

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from overmind.errors import Unkeyable
 from overmind.key import hub
 from overmind.key.canonical import Encoder, Reference
-from overmind.key.origin import is_first_party
+from overmind.key.origin import common_name, is_first_party
 from overmind.key.readable import readable
 from overmind.key.wire import pack_all, text
 
@@ -181,7 +181,7 @@ def _identify(fn: Any) -> tuple[str, Any, bool]:
     owner = scope.get('__name__', module) if isinstance(scope, dict) else module
     own = bool(module and is_first_party(module)) or bool(owner and is_first_party(owner))
     # A local function of a library may close over anything; its name says too little.
-    return f'{module}:{qualname}', bound, own or '<locals>' in qualname
+    return f'{common_name(str(module))}:{qualname}', bound, own or '<locals>' in qualname
 
 
 def _is_callable_name(fn: Any) -> bool:
@@ -298,6 +298,9 @@ def _surroundings(out: _Hash, kwargs: Mapping[str, Any], sentence: bool) -> None
         out.say(name, value)
     for name, value in _torch_state():
         out.say(name, value)
+    allowed = _allowed()
+    if allowed:
+        out.say('classes allowed in torch.load', allowed)
     env = os.environ
     for name in ENVIRONMENT:
         if name in env:
@@ -344,6 +347,16 @@ def _torch_state() -> tuple[tuple[str, str], ...]:
         ('torch autocast', autocast),
         ('torch module construction', building),  # accelerate's init_empty_weights replaces these
     )  # fmt: skip
+
+
+def _allowed() -> str:
+    """The program's own classes among torch's safe globals: without them, torch.load refuses a file that has any.
+
+    Those of libraries depend on which of them are imported already, and are safe by their own word.
+    """
+    unpickler = sys.modules.get('torch._weights_only_unpickler')
+    known: dict[str, Any] = getattr(unpickler, '_get_user_allowed_globals', dict)()
+    return ' '.join(sorted(name for name, made in known.items() if is_first_party(made.__module__ or '')))
 
 
 _FRESH = (

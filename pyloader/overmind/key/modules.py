@@ -108,8 +108,8 @@ class Closure:
     def _find(self, name: str) -> _Place | None:
         module = sys.modules.get(name)
         if module is not None:
-            file = getattr(module, '__file__', None)
-            folders = getattr(module, '__path__', None)
+            file = getattr(module, '__dict__', {}).get('__file__')
+            folders = getattr(module, '__dict__', {}).get('__path__')
             if isinstance(file, str) or folders is not None:
                 return _place(file if isinstance(file, str) else None, folders)
             return None

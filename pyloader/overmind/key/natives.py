@@ -84,8 +84,9 @@ class _Recording:
 class Patches:
     """All openers, wrapped while at least one recording runs."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self._note = note
+    def __init__(self, note: Callable[[str], None], *more: Callable[[], Callable[[], None]]) -> None:
+        """``more`` wraps something else at the same times, and returns what undoes it."""
+        self._note, self._more = note, more
         self._lock = threading.Lock()
         self._users = 0
         self._undo: list[Callable[[], None]] = []
@@ -112,6 +113,9 @@ class Patches:
                     self._undo.append(_patch_class(owner, opener, self._note))
                 else:
                     self._undo.append(_patch_module(owner, original, opener, self._note))
+
+        for install in self._more:
+            self._undo.append(install())
 
     def _uninstall(self) -> None:
         while self._undo:

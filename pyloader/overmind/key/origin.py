@@ -11,6 +11,8 @@ from types import ModuleType
 
 # Wherever this package itself is installed from, its code decides nothing about a result.
 _OURS = frozenset({'overmind', 'overmind_cext'})
+# multiprocessing gives the running script its second name in the processes that it spawns.
+MAIN = frozenset({'__main__', '__mp_main__'})
 _MARKS = ('/site-packages/', '/dist-packages/')
 
 
@@ -35,10 +37,15 @@ def is_library_file(path: str) -> bool:
     return _folder_is_library(os.path.dirname(path))
 
 
+def common_name(module: str) -> str:
+    """The name of a module that is the same in all processes of a program."""
+    return '__main__' if module in MAIN else module
+
+
 def is_first_party(module: str | ModuleType) -> bool:
     """Whether a module's code is the user's own. A name that is not loaded counts as the user's: made at run time."""
     name = module if isinstance(module, str) else module.__name__
-    if name == '__main__':
+    if name in MAIN:
         return True
     top = name.partition('.')[0]
     if top in _OURS or top in sys.stdlib_module_names:
@@ -48,13 +55,14 @@ def is_first_party(module: str | ModuleType) -> bool:
         if loaded is None:
             return True
         module = loaded
-    path = getattr(module, '__file__', None)
+    names = getattr(module, '__dict__', {})  # a module may make up what it is asked for
+    path = names.get('__file__')
     if isinstance(path, str):
         return not is_library_file(os.path.abspath(path))
-    folders = list(getattr(module, '__path__', ()))
+    folders = list(names.get('__path__', ()))
     if folders:
         return not all(_folder_is_library(os.path.abspath(f)) for f in folders)
-    if getattr(module, '__spec__', None) is None:
+    if names.get('__spec__') is None:
         # torch.ops and torch.classes are module objects that a library made.
         parent = name.rpartition('.')[0]
         return not (parent and parent in sys.modules and not is_first_party(parent))

@@ -22,7 +22,8 @@ def digest(module: str) -> bytes | None:
     Computed once a process, like the code that runs in it.
     """
     top = sys.modules.get(module.partition('.')[0])
-    folders = list(getattr(top, '__path__', ()))
+    # Not by getattr: a module may make up what it is asked for.
+    folders = list(getattr(top, '__dict__', {}).get('__path__', ()))
     stamps = [stamp for folder in folders for stamp in _stamps(folder)]
     if len(stamps) <= LARGE:
         return None

@@ -8,6 +8,7 @@ import sys
 import types
 
 from overmind.errors import CorruptEntry
+from overmind.key.origin import MAIN, is_first_party
 
 
 def import_from(name: str, path: str) -> None:
@@ -44,8 +45,6 @@ def file_of(name: str) -> str | None:
     """The source file of a loaded module that is neither of the standard library nor installed, else None."""
     module = sys.modules.get(name)
     path = getattr(module, '__file__', None)
-    if module is None or not path or name == '__main__':
+    if module is None or not path or name in MAIN:
         return None
-    from overmind.key.code import is_first_party
-
     return os.path.realpath(path) if is_first_party(module) else None

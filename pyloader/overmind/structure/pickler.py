@@ -7,21 +7,23 @@ nearly right must not be cached.
 from __future__ import annotations
 
 import collections
+import contextlib
 import io
 import os
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
 import torch
 
 from overmind.errors import Unpicklable
+from overmind.key.origin import MAIN, common_name
 from overmind.references import Path
-from overmind.structure import later, rebuild, script
+from overmind.structure import arrays, later, rebuild, script, sentinels
 from overmind.structure.constants import constants
 from overmind.structure.modules import file_of
 from overmind.structure.table import Table, plain
@@ -33,6 +35,7 @@ _RECOMPUTING = frozenset({
     ('torch.nn.utils.weight_norm', 'WeightNorm'),
     ('torch.nn.utils.spectral_norm', 'SpectralNorm'),
 })  # fmt: skip
+_spawned = threading.RLock()
 
 Targets = tuple[dict[int, tuple[Path, str]], dict[int, tuple[Path, str]]]
 
@@ -41,7 +44,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Fills a :class:`Table`; ``modules`` is then what a fresh process needs to import from files. ``last`` is the
     object that is being written: where that fails, the culprit."""
 
-    def __init__(self, out: io.BytesIO, table: Table, targets: Targets, top: Any) -> None:
+    def __init__(
+        self,
+        out: io.BytesIO,
+        table: Table,
+        targets: Targets,
+        top: Any,
+        shared: dict[int, arrays.Place] | None = None,
+    ) -> None:
         super().__init__(out, protocol=5)
         self.modules: dict[str, str] = {}
         self.last: Any = None
@@ -51,6 +61,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._definitions: dict[int, Definition] = {}
         self._seen_modules: set[str] = set()
         self._tokenizers: dict[int, later.Pending] = {}
+        self.arrays: list[Any] = []
+        self._shared = shared or {}
         self._plain = {torch.Tensor, torch.nn.Parameter}
 
     def persistent_id(self, obj: Any) -> Any:
@@ -93,6 +105,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return NotImplemented
         if isinstance(obj, torch.Tensor):
             return self._tensor(obj, t)
+        if arrays.is_array(t):
+            return self._array(obj)
         reduce = _BY_TYPE.get(t)
         if reduce is not None:
             return reduce(obj)
@@ -111,6 +125,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return later.now, (self._pending(obj),)
         if t is later.Pending:
             return later.Pending, (obj.data,)
+        if sentinels.may_be(obj, t):
+            found = sentinels.name_of(obj, t, self._seen_modules)
+            if found is not None:
+                self._note(found[0])
+                return rebuild.sentinel, (common_name(found[0]), found[1], t)
         if hasattr(t, 'register_modules'):
             self._objects.update(constants(t))
         if later.postponable(t) and vars(obj).get('_tokenizer') is not None:
@@ -138,12 +157,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         state = {**reduced[2], '_tokenizer': self._pending(obj._tokenizer)}
         return (*reduced[:2], state, None, None, later.set_state)
 
+    def _array(self, obj: Any) -> Any:
+        self.arrays.append(obj)
+        found = self._shared.get(id(obj))
+        if found is None:
+            return NotImplemented
+        return rebuild.array, (*found, obj.dtype, obj.shape, obj.strides, obj.flags.writeable)
+
     # ---- classes and functions
 
     def _named(self, obj: Any) -> Any:
         module = getattr(obj, '__module__', None)
         self._note(module)
-        if module == '__main__' and found_in_main(obj):
+        if module in MAIN and found_in_main(obj):
             # One instance for each object: a class refers to itself while it is being written.
             definition = self._definitions.setdefault(id(obj), Definition(self, obj))
             return rebuild.from_main, (obj.__qualname__, definition)
@@ -232,7 +258,23 @@ def apart(obj: Any, parts: Any) -> Any:
     if not isinstance(obj, type) or not isinstance(parts, tuple) or len(parts) != 6:
         return parts
     make, (*arguments, _, extra), (attributes, slots), *more = parts
-    return make, (*arguments, None, extra), ({**attributes, '__qualname__': obj.__qualname__}, slots), *more
+    names = {'__qualname__': obj.__qualname__, '__module__': common_name(obj.__module__)}
+    return make, (*arguments, None, extra), ({**attributes, **names}, slots), *more
+
+
+@contextlib.contextmanager
+def main_by_value() -> Iterator[None]:
+    """cloudpickle takes the script of a process that multiprocessing spawned for a module that others can import."""
+    module = sys.modules.get('__mp_main__')
+    with _spawned:
+        ours = module is not None and '__mp_main__' not in cloudpickle.list_registry_pickle_by_value()
+        if ours:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            if ours:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def found_in_main(obj: Any) -> bool:
@@ -295,10 +337,22 @@ def _a(obj: Any) -> str:
 
 def dumps(obj: Any, table: Table, targets: Targets) -> tuple[bytes, dict[str, str]]:
     """The bytes of structure.pkl and the modules that it needs. Raises :class:`Unpicklable`."""
+    data, pickler = _dump(obj, table, targets)
+    shared = arrays.shared(pickler.arrays, table.storages)
+    if shared:
+        table.reset()
+        data, pickler = _dump(obj, table, targets, shared)
+    return data, pickler.modules
+
+
+def _dump(
+    obj: Any, table: Table, targets: Targets, shared: dict[int, arrays.Place] | None = None
+) -> tuple[bytes, Pickler]:
     out = io.BytesIO()
-    pickler = Pickler(out, table, targets, obj)
+    pickler = Pickler(out, table, targets, obj, shared)
     try:
-        pickler.dump(obj)
+        with main_by_value():
+            pickler.dump(obj)
     except Unpicklable as e:
         at = place(obj, pickler.last)
         raise Unpicklable(f'{at}: {e}' if at else str(e)) from e
@@ -308,4 +362,4 @@ def dumps(obj: Any, table: Table, targets: Targets) -> tuple[bytes, dict[str, st
         at = place(obj, pickler.last)
         what = f'{at}, {_a(pickler.last)},' if at else _a(pickler.last)
         raise Unpicklable(f'{what} cannot be kept: {type(e).__name__}: {e}') from e
-    return out.getvalue(), pickler.modules
+    return out.getvalue(), pickler

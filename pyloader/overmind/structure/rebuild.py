@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 import threading
@@ -36,6 +37,23 @@ def tensor(
     if state:
         t.__dict__.update(state)
     return t
+
+
+def array(
+    storage: torch.UntypedStorage,
+    offset: int,
+    dtype: Any,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    writeable: bool,
+) -> Any:
+    """A numpy array over memory that a tensor or another array has too."""
+    import numpy
+
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    a: Any = numpy.ndarray(shape, dtype, buffer=memory, offset=offset, strides=strides)
+    a.flags.writeable = writeable
+    return a
 
 
 def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
@@ -121,6 +139,12 @@ class _Gone:
 
 def dead_reference() -> weakref.ref[Any]:
     return weakref.ref(_Gone())
+
+
+def sentinel(module: str, name: str, cls: Any) -> Any:
+    """The object of that name, which code compares by identity; in a script that has none, one of its own."""
+    found = getattr(sys.modules.get(module) or importlib.import_module(module), name, None)
+    return found if type(found) is cls else object.__new__(cls)
 
 
 def from_main(name: str, copy: Any) -> Any:

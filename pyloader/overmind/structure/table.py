@@ -28,6 +28,13 @@ class Table:
     _tensor_index: dict[int, int] = field(default_factory=dict)
     _tensors: list[torch.Tensor] = field(default_factory=list)
 
+    def reset(self) -> None:
+        """Empty again."""
+        for values in (self.storages, self.rows, self.dims, self.dtypes, self.devices, self._tensors):
+            values.clear()
+        for known in (self._named, self._storage_index, self._tensor_index):
+            known.clear()
+
     def name(self, tensor: torch.Tensor, component: str, name: str) -> None:
         """Say what a tensor is called; the first component that names a storage owns it."""
         self._named.setdefault(id(tensor), (tensor, component, []))[2].append(name)

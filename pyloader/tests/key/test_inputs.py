@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from overmind.key import inputs
+from overmind.key import folders, inputs
 from overmind.key.inputs import Recorder, check, note
 
 
@@ -89,7 +89,7 @@ def test_folder_argument(tmp_path):
 
 
 def test_large_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, 'MAX_FILES', 10)
+    monkeypatch.setattr(folders, 'MAX_FILES', 10)
     for i in range(11):
         (tmp_path / f'{i}.json').write_bytes(b'x')
     with Recorder([str(tmp_path)]) as r:

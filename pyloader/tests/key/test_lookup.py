@@ -1,11 +1,13 @@
 """Calls that mean the same have one key, others have another, and what went in can be read."""
 
+import collections
 import functools
 import os
 import re
 import types
 
 import pytest
+import torch
 
 from overmind.errors import Unkeyable
 from overmind.key.canonical import no_reference
@@ -213,3 +215,16 @@ def test_wrapped_wrapt(lib):
     wrapt = pytest.importorskip('wrapt')
     wrapper = wrapt.FunctionWrapper(lib.load, lambda f, i, a, k: f(*a, **k))
     assert key(wrapper.__wrapped__, 'x').digest == key(lib.load, 'x').digest
+
+
+class Allowed:
+    """Of the program's own."""
+
+
+def test_classes_that_torch_load_may_make(lib):
+    """Without them the plain load fails, and so must the one through the cache."""
+    before = key(lib.Model.from_pretrained, 'x').digest
+    with torch.serialization.safe_globals([Allowed]):
+        assert key(lib.Model.from_pretrained, 'x').digest != before
+    with torch.serialization.safe_globals([collections.Counter]):
+        assert key(lib.Model.from_pretrained, 'x').digest == before

@@ -82,6 +82,117 @@ def test_reading_in_append_mode_and_a_database(tmp_path: pathlib.Path) -> None:
     assert {str(path), str(base)} <= {s.path for s in r.sources()}
 
 
+def test_files_below_an_open_folder(tmp_path: pathlib.Path) -> None:
+    (tmp_path / 'x').write_text('1')
+    folder = os.open(tmp_path, os.O_RDONLY)
+
+    def look() -> None:
+        os.close(os.open('x', os.O_RDONLY, dir_fd=folder))
+        os.close(os.open('made', os.O_RDWR | os.O_CREAT, dir_fd=folder))
+        with pytest.raises(FileNotFoundError):
+            os.open('override', os.O_RDONLY, dir_fd=folder)
+
+    try:
+        r = recorded(look)
+        (named,) = (s.path for s in r.sources() if s.inode)
+        assert named == str(tmp_path / 'x')
+        assert r.listings() == []  # it is not relative to the working directory
+        assert difference(r) is None
+        (tmp_path / 'override').write_text('x')
+        assert difference(r) == f'{tmp_path}/override: it was not there'
+        (tmp_path / 'override').unlink()
+        (tmp_path / 'x').write_text('2')
+        assert difference(r) == f'{tmp_path}/x: modified'
+    finally:
+        os.close(folder)
+    assert 'key' not in os.open.__module__
+
+
+@pytest.mark.parametrize('look', [os.listdir, lambda d: list(os.scandir(d))])
+def test_an_open_folder_that_was_listed(tmp_path: pathlib.Path, look: Callable[[int], Any]) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    r = recorded(lambda: look(folder))
+    os.close(folder)
+    assert difference(r) is None
+    (tmp_path / 'a').write_text('x')
+    assert difference(r) == f'{tmp_path}: files came or went'
+
+
+LOOKS: list[Callable[[pathlib.Path], Any]] = [
+    os.path.exists, os.path.isfile, pathlib.Path.exists, pathlib.Path.is_file, lambda p: p.exists() and os.stat(p),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('look', LOOKS)
+def test_whether_a_file_is_there(tmp_path: pathlib.Path, look: Callable[[pathlib.Path], Any]) -> None:
+    path = tmp_path / 'flag'
+    r = recorded(lambda: look(path))
+    assert difference(r) is None
+    path.write_text('x')
+    assert difference(r) == f'{path}: it was not there'
+    r = recorded(lambda: look(path))
+    assert difference(r) is None
+    path.unlink()
+    assert difference(r) == f'{path}: No such file or directory'
+
+
+def test_a_file_that_is_looked_for_and_then_written_is_no_input(tmp_path: pathlib.Path) -> None:
+    log = tmp_path / 'log'
+    log.write_text('1')
+
+    def look() -> None:
+        assert log.exists()
+        with open(log, 'a') as f:
+            f.write('2')
+
+    r = recorded(look)
+    assert r.sources() == []
+
+
+def test_the_programs_own_configuration_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [s.path for s in recorded(lambda: open('/etc/passwd').close()).sources()] == ['/etc/passwd']
+
+
+READS: list[Callable[[], Any]] = [
+    lambda: os.environ.get('A_RATE'), lambda: os.getenv('A_RATE'), lambda: 'A_RATE' in os.environ,
+    lambda: os.path.expandvars('$A_RATE/x'), lambda: os.environ.setdefault('A_RATE', '3'),
+    lambda: (os.environ.copy(), os.environ.get('A_RATE')), lambda: (os.environ.get('A_RATE'), dict(os.environ)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('read', READS)
+def test_a_variable_that_the_program_reads(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Any]) -> None:
+    monkeypatch.setenv('A_RATE', '1')  # so that it is put back
+    del os.environ['A_RATE']
+    r = recorded(read)
+    os.environ.pop('A_RATE', None)
+    assert difference(r) is None
+    os.environ['A_RATE'] = '1'
+    assert difference(r) == 'environment variable A_RATE: another value'
+    r = recorded(read)
+    assert difference(r) is None
+    assert [item.path for item in r.listings()] == ['environment variable A_RATE']
+    os.environ['A_RATE'] = '2'
+    assert difference(r) == 'environment variable A_RATE: another value'
+    os.environ['A_RATE'] = '1'
+    assert difference(r) is None
+
+
+def test_variables_that_are_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the load set itself, what libraries read, and the whole environment, as for a child process."""
+    import huggingface_hub.utils
+
+    def work() -> None:
+        os.environ['A_RATE'] = '1'
+        assert os.environ['A_RATE'] == '1'
+        huggingface_hub.utils.get_token()
+        assert dict(os.environ) == os.environ.copy() == {**os.environ}
+
+    monkeypatch.setenv('A_RATE', '0')
+    assert recorded(work).listings() == []
+    assert type(os.environ).__getitem__.__module__ == 'os'
+
+
 def test_imports_do_not_make_the_programs_folder_an_input(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
