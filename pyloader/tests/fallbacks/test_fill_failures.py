@@ -51,7 +51,7 @@ def test_a_write_that_stops_half_way(root: pathlib.Path, checkpoint: str, falls_
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        assert_made(falls_back('File too large', make, checkpoint))
+        assert_made(falls_back('ulimit -f unlimited', make, checkpoint))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert_clean(root, 0)
