@@ -60,6 +60,30 @@ def test_single_file_is_the_same_pipeline(checkpoint: Path) -> None:
         assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
+def test_pipeline_of_a_single_file_is_a_hit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from diffusers import StableDiffusionPipeline
+    from overmind.api import monkey_patch_all, stats, unpatch_all
+
+    single = build(checkpoint_folder('tiny', 'single-file'), 'tiny', 'single-file')
+    (tmp_path / 'root').mkdir()
+    monkeypatch.setenv('OVERMIND_ROOT', str(tmp_path / 'root'))
+    monkeypatch.setenv('OVERMIND_STRICT', '1')
+    before = len(stats().loads)
+    config = str(single / SINGLE_FILE_CONFIG)
+    monkey_patch_all()
+    try:
+        first, second = (
+            StableDiffusionPipeline.from_single_file(str(single / SINGLE_FILE), config=config) for _ in range(2)
+        )
+    finally:
+        unpatch_all()
+    assert [one.outcome for one in stats().loads[before:]] == ['miss', 'hit']
+    for part in ('unet', 'vae', 'text_encoder'):
+        ours, theirs = (getattr(pipeline, part).state_dict() for pipeline in (first, second))
+        assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
 def test_llama_is_in_two_shards_or_a_pickle() -> None:
     import torch
     from transformers import LlamaForCausalLM

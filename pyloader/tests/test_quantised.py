@@ -1,4 +1,4 @@
-"""bitsandbytes on the CPU, 4 bit with double quantisation, filled in a process that leaves nothing behind."""
+"""bitsandbytes on the CPU, 4 bit with double quantisation, filled in another process that leaves nothing behind."""
 
 from __future__ import annotations
 

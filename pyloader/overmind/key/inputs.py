@@ -41,7 +41,9 @@ _DATA = (
     '.json', '.safetensors', '.bin', '.pt', '.pth', '.ckpt', '.gguf', '.model', '.txt', '.msgpack', '.py', '.jinja',
 )  # fmt: skip
 # Not /dev: /dev/shm holds models, and a device is no regular file.
-_SYSTEM = ('/proc/', '/sys/')
+# What of this package is imported while a load is recorded says nothing about the load.
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + '/'
+_SYSTEM = ('/proc/', '/sys/', _OWN)
 _CONFIGURATION = '/etc/'  # of the system, which libraries read; what the program reads there is an input
 _WRITES = os.O_WRONLY | os.O_RDWR
 # Modules through which a program reads an environment variable; what others read for it decides nothing, as a rule.

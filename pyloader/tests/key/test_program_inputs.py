@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from overmind.errors import Unkeyable
+from overmind.key import inputs
 from overmind.key.code import fingerprint
 from overmind.key.inputs import Recorder, check
 from overmind.key.lookup import lookup
@@ -147,6 +148,10 @@ def test_a_file_that_is_looked_for_and_then_written_is_no_input(tmp_path: pathli
 
     r = recorded(look)
     assert r.sources() == []
+
+
+def test_this_package_is_no_input_wherever_it_is_installed_from() -> None:
+    assert recorded(lambda: open(inputs.__file__).close()).sources() == []
 
 
 def test_the_programs_own_configuration_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
