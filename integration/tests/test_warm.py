@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from integration.harness.daemon import Daemon
+from integration.harness.daemon import DEFAULT_WAY, WAYS, Daemon
 from integration.harness.places import PROGRAM
 from integration.harness.runs import environment
+from integration.tests.conftest import serving
 
 WARM = [sys.executable, '-m', 'overmind.run']
 SECONDS = 300
@@ -37,13 +38,15 @@ def imported(env: dict[str, str]) -> int:
     return int(word) if word.isdecimal() else 0
 
 
+@pytest.mark.one_way('it goes through the ways itself, with one warm parent')
 def test_a_warm_program_gets_the_same_pipeline_from_the_cache(
-    env: dict[str, str], checkpoint: Path, plain: dict[str, Any]
+    env: dict[str, str], tmp_path: Path, checkpoint: Path, plain: dict[str, Any]
 ) -> None:
     line = [*WARM, str(PROGRAM), str(checkpoint), '--touch', '--weights', '--forward', '--cache']
 
-    def run() -> dict[str, Any]:
-        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=SECONDS)
+    def run(root: Path | None = None) -> dict[str, Any]:
+        variables = {**env, 'OVERMIND_ROOT': str(root)} if root else env
+        done = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=SECONDS)
         assert done.returncode == 0, done.stderr
         assert 'as plain python' not in done.stderr
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -59,3 +62,8 @@ def test_a_warm_program_gets_the_same_pipeline_from_the_cache(
     second = run()
     assert {load['outcome'] for load in second['stats']['loads']} == {'hit'}
     assert second['seconds']['import'] < first['seconds']['import'] / 10
+    for way in WAYS.keys() - {DEFAULT_WAY}:
+        with serving(tmp_path / way, way) as other:
+            for outcome in ('miss', 'hit'):
+                loads = run(other.root)['stats']['loads']
+                assert {(load['outcome'], load['access']) for load in loads} == {(outcome, way)}
