@@ -93,8 +93,8 @@ func readUsage(root string, prefixes []string) (usage, error) {
 			u.Files = append(u.Files, fileUsage{name, n})
 			rest -= n
 		}
-		for _, a := range e.manifest.Arenas {
-			add(componentName(a.Name), a.Nbytes)
+		for _, c := range components(e.manifest) {
+			add(c.name, c.bytes)
 		}
 		add(store.StructureName, e.manifest.StructureNbytes)
 		add(store.ManifestName, rest)

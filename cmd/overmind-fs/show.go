@@ -106,8 +106,8 @@ func show(w io.Writer, e *entry, all bool) error {
 		p.row(f.Name, f.Value)
 	}
 	p.section("components")
-	for _, a := range m.Arenas {
-		p.row(componentName(a.Name), humanize.IBytes(a.Nbytes))
+	for _, c := range components(m) {
+		p.row(c.name, humanize.IBytes(c.bytes))
 	}
 	tensors := tensorsBySize(m)
 	title := "tensors by size"

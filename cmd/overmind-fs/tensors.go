@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,5 +58,27 @@ func storageLine(m *schema.Manifest, i int) tensorLine {
 	return line
 }
 
-// componentName is the name of an arena without its extension.
-func componentName(arena string) string { return strings.TrimSuffix(arena, ".safetensors") }
+// arenaSuffix is what an arena's name has behind that of its component; a large component has several arenas.
+var arenaSuffix = regexp.MustCompile(`(-\d{5}-of-\d{5})?\.safetensors$`)
+
+// componentName is the component whose arena, or a part of it, has that name.
+func componentName(arena string) string { return arenaSuffix.ReplaceAllString(arena, "") }
+
+type component struct {
+	name  string
+	bytes uint64
+}
+
+// components are what the arenas of an entry hold, in their order. The parts of one follow each other.
+func components(m *schema.Manifest) []component {
+	var found []component
+	for _, a := range m.Arenas {
+		name := componentName(a.Name)
+		if last := len(found) - 1; last >= 0 && found[last].name == name {
+			found[last].bytes += a.Nbytes
+			continue
+		}
+		found = append(found, component{name, a.Nbytes})
+	}
+	return found
+}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +63,31 @@ class Plan:
     header: bytes
     pieces: list[tuple[int, int, int]]
     offsets: dict[int, int]  # region index -> bytes from the start of the file
+
+
+# An arena has its memory from its beginning on, so a large component has several: what a fill lets go of then goes into
+# the next one. At most so many of an entry are parts; a staging may have 128 arenas.
+SHARD = 512 << 20
+_PARTS = 48
+
+
+def shards(groups: Mapping[str, Sequence[int]], regions: Sequence[Region]) -> Iterator[tuple[str, list[int]]]:
+    """Names and regions of the arenas for groups of regions, in the same order in every process.
+
+    A name without a suffix, or as saved checkpoints have it, ``unet-00001-of-00004``.
+    """
+    limit = max(SHARD, -(-sum(r.nbytes for r in regions) // _PARTS))
+    for name, members in groups.items():
+        parts: list[list[int]] = []
+        left = 0
+        for i in sorted(members, key=lambda i: regions[i].order):
+            if not parts or regions[i].nbytes > left:
+                parts.append([])
+                left = limit
+            parts[-1].append(i)
+            left -= regions[i].nbytes
+        for number, part in enumerate(parts, 1):
+            yield name if len(parts) == 1 else f'{name}-{number:05}-of-{len(parts):05}', part
 
 
 def plan(name: str, regions: list[Region], indices: list[int]) -> Plan:

@@ -123,7 +123,8 @@ class Fill:
         groups: dict[str, list[int]] = {}
         for i, r in enumerate(regions):
             groups.setdefault(r.component or 'model', []).append(i)
-        plans = [arena.plan(name, [regions[i] for i in members], members) for name, members in groups.items()]
+        shards = arena.shards(groups, regions)
+        plans = [arena.plan(name, [regions[i] for i in members], members) for name, members in shards]
         at = {region: (n, offset) for n, p in enumerate(plans) for region, offset in p.offsets.items()}
         sources = {s.path: s for s in [*recorder.sources(), *map(_source, modules.values())]}
         t = type(self.result)

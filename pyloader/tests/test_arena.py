@@ -7,6 +7,7 @@ import itertools
 import json
 import mmap
 import os
+from random import Random
 
 import pytest
 import safetensors
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from roundtrip import roundtrip, write
 from torch import nn
 
-from overmind.arena import ALIGN, PAGE, Region, plan
+from overmind import arena
+from overmind.arena import ALIGN, PAGE, Region, plan, shards
 
 
 @given(st.lists(st.tuples(st.integers(0, 4096), st.integers(1, 300)), min_size=1, max_size=30))
@@ -34,6 +36,30 @@ def test_no_holes_no_overlaps_and_residues_kept(pieces: list[tuple[int, int]]) -
     assert len(p.header) % PAGE == 0
     assert len(p.header) + spans[-1][1] == p.nbytes
     assert all(p.offsets[i] % ALIGN == r.address % ALIGN for i, r in enumerate(regions))
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.randoms())
+def test_shards_hold_everything_once_whatever_the_addresses(sizes: list[int], random: Random) -> None:
+    def made(addresses: list[int]) -> list[tuple[str, list[int]]]:
+        regions = [Region(a, n, '', order=i) for i, (a, n) in enumerate(zip(addresses, sizes, strict=True))]
+        groups = {'unet': list(range(0, len(sizes), 2)), 'vae': list(range(1, len(sizes), 2))}
+        return list(shards({name: found for name, found in groups.items() if found}, regions))
+
+    addresses = [i << 20 for i in range(len(sizes))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arena, 'SHARD', 500)
+        found = made(addresses)
+        assert made(random.sample(addresses, len(addresses))) == found
+    assert sorted(i for _, part in found for i in part) == list(range(len(sizes)))
+    assert len({name for name, _ in found}) == len(found)
+    assert all(sum(sizes[i] for i in part) <= 500 or len(part) == 1 for _, part in found)
+    alone = [name for name, _ in found if '-' not in name]
+    assert all(sum(n for i, n in enumerate(sizes) if i % 2 == ('unet', 'vae').index(name)) <= 500 for name in alone)
+
+
+def test_a_huge_entry_has_few_arenas() -> None:
+    regions = [Region(i << 40, arena.SHARD // 2 + 1, '', order=i) for i in range(3000)]
+    assert len(list(shards({'model': list(range(3000))}, regions))) < 128
 
 
 def at_residue(values: torch.Tensor, residue: int) -> torch.Tensor:

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from overmind import fill
+from overmind import arena, fill
 from overmind.api import load, stats
+from overmind.originals import Originals
 from overmind.staging import Staging
 
 LOG = logging.getLogger('loader-calls')
@@ -64,6 +65,32 @@ def test_what_a_fill_returns_is_equal_and_ties_are_kept(root: pathlib.Path) -> N
         assert equal(found, model(1))
         assert found[3].weight is found[2].weight
     assert (stats().misses, stats().hits) == (1, 1)
+
+
+def test_an_arena_is_made_when_those_before_it_are_copied_and_let_go(
+    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that its memory can be what was given up."""
+    monkeypatch.setattr(arena, 'SHARD', 64 * 64 * 4)
+    steps: list[str] = []
+    real_arena, real_let_go = Staging.arena, Originals.let_go
+
+    def make(self: Staging, name: str, nbytes: int) -> Any:
+        steps.append('made')
+        return real_arena(self, name, nbytes)
+
+    def let_go(self: Originals, *args: Any) -> None:
+        steps.append('let go')
+        real_let_go(self, *args)
+
+    monkeypatch.setattr(Staging, 'arena', make)
+    monkeypatch.setattr(Originals, 'let_go', let_go)
+    assert equal(load(model, 1), model(1))
+    assert equal(load(model, 1), model(1))
+    assert (stats().misses, stats().hits) == (1, 1)
+    made = [i for i, step in enumerate(steps) if step == 'made']
+    assert len(made) > 4
+    assert all(steps[i - 1] == 'let go' for i in made[1:])
 
 
 def test_what_somebody_else_holds_keeps_its_bytes(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
