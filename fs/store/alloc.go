@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 
@@ -10,6 +11,8 @@ import (
 const (
 	hugePage  = 2 << 20
 	smallPage = 4 << 10
+	// refusable is the part of its pages, one of so many, that may stay small: memory is in pieces here and there.
+	refusable = 8
 )
 
 // allocate gives an empty memfd its final size and all of its memory, so that no later write can meet a full
@@ -62,8 +65,22 @@ func allocateHuge(os *OS, fd int, size uint64) error {
 			return fmt.Errorf("populate: %w", err)
 		}
 	}
-	if err := os.Madvise(mem[:whole], unix.MADV_COLLAPSE); err != nil {
-		return fmt.Errorf("collapse: %w", err)
+	refused := 0
+	for off := uint64(0); off < whole; off += hugePage {
+		part := mem[off : off+hugePage]
+		err := os.Madvise(part, unix.MADV_COLLAPSE)
+		if retryable(err) { // the first attempt may have had to make room
+			err = os.Madvise(part, unix.MADV_COLLAPSE)
+		}
+		if err == nil {
+			continue
+		}
+		if refused++; !retryable(err) || refused > int(whole/hugePage/refusable) {
+			return fmt.Errorf("collapse: %w", err)
+		}
+		if err := os.Madvise(part, unix.MADV_POPULATE_WRITE); err != nil {
+			return fmt.Errorf("populate: %w", err)
+		}
 	}
 	if whole < size {
 		if err := os.Madvise(mem[whole:], unix.MADV_POPULATE_WRITE); err != nil {
@@ -71,6 +88,11 @@ func allocateHuge(os *OS, fd int, size uint64) error {
 		}
 	}
 	return nil
+}
+
+// retryable says whether the kernel only lacked a huge page, or could not get at the small ones, just then.
+func retryable(err error) bool {
+	return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EBUSY)
 }
 
 // ProbeHugePages tries one huge page and returns nil when allocations get them.
