@@ -196,6 +196,32 @@ def test_no_network_on_a_hit(run: Runner) -> None:
     assert [entry[1] for entry in log] == [entry[1] for entry in filled]
 
 
+def test_a_miss_asks_the_network_for_what_a_plain_load_does(run: Runner) -> None:
+    """A cached repository whose server cannot be reached: as many attempts, for the same, and the same weights."""
+    script = """
+        import socket
+        touched = []
+
+        def refuse(*args, **kwargs):
+            touched.append([str(a) for a in args if not isinstance(a, socket.socket)])
+            raise OSError('no network here')
+
+        for name in ('connect', 'connect_ex', 'sendto'):
+            setattr(socket.socket, name, refuse)
+        socket.getaddrinfo = socket.create_connection = refuse
+        m = AutoModel.from_pretrained('org/name').eval()
+        weights = m(torch.arange(5)[None]).last_hidden_state.double().sum().item()
+        outcome = stats().loads[-1].outcome if stats().loads else 'plain'
+        print(json.dumps([[[outcome, touched, weights]], 1]))
+        sys.exit()
+    """
+    run("repository.commit(built / '1', A, 'main')", HF_HUB_OFFLINE='1')
+    (plain,), (missed,) = run(script, OVERMIND_DISABLE='1'), run(script)
+    assert (plain[0], missed[0]) == ('plain', 'miss')
+    assert plain[1], 'a plain load asks, so this can fail'
+    assert missed[1:] == plain[1:]
+
+
 def test_a_repository_that_is_fetched_by_the_load(run: Runner) -> None:
     """The commit is unknown before the load: the entry gets the key that the next load has."""
     log = run(
