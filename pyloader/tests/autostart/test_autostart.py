@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import multiprocessing
 import os
@@ -141,6 +142,28 @@ def test_failures(
     assert autostart._started is None
     with contextlib.suppress(OSError):
         os.close(os.open(place.folder + '/status.json', os.O_WRONLY | os.O_NONBLOCK))  # lets the reader thread go
+
+
+def test_program_that_cannot_be_run(place: SimpleNamespace) -> None:
+    program = place.programs / 'overmind-fs'
+    program.write_text('#!/nowhere/python\n')
+    program.chmod(0o755)
+    with pytest.raises(StoreError, match=r'overmind-fs cannot be run: No such file'):
+        autostart.ensure_root(WANTED)
+
+
+def test_folder_that_cannot_be_made(
+    place: SimpleNamespace, daemon: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon(UP)
+
+    def mkdir(path: str, mode: int = 0o777) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, 'mkdir', mkdir)
+    with pytest.raises(StoreError, match=r'cannot be made: Read-only file system; set OVERMIND_ROOT, or TMPDIR'):
+        autostart.ensure_root(WANTED)
+    assert starts(place) == []
 
 
 def test_another_starter_hangs(
