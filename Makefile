@@ -156,7 +156,10 @@ clean: ## remove what was built; checkpoints and results stay in $OVERMIND_WORK
 ##@ Check
 
 .PHONY: test
-test: lint test-go test-cext test-py test-abi test-e2e test-e2e-ways test-smoke fuzz ## everything below but the benchmark, soak and lint-go
+test: build venv ## everything below but the benchmark, soak and lint-go
+	@# Two at a time of those that are no worse for it.
+	$(MAKE) --jobs=2 --output-sync=target lint test-go test-cext test-abi
+	$(MAKE) test-py test-e2e test-e2e-ways test-smoke fuzz
 
 .PHONY: lint
 lint: venv check-generated ## gofmt, go vet, ruff, mypy
