@@ -7,7 +7,7 @@ setup(
         Extension(
             "overmind_cext._helper",
             sources=["src/helper.cpp"],
-            depends=["src/arena.h"],
+            depends=["src/arena.h", "src/copier.h"],
             language="c++",
             extra_compile_args=[
                 "-std=c++17",

@@ -19,6 +19,7 @@
 #include <sys/mman.h>
 
 #include "arena.h"
+#include "copier.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -278,6 +279,72 @@ PyObject *write_arena(PyObject *, PyObject *args, PyObject *kwargs) {
   return result;
 }
 
+// An image of a plan (nbytes, header, pieces); on failure a Python exception is set.
+bool to_image(PyObject *plan, Image *out) {
+  PyObject *size, *header, *pieces;
+  if (!PyArg_ParseTuple(plan, "OSO", &size, &header, &pieces) || !to_arena_size(size, &out->nbytes)) return false;
+  PyObject *tuple = PySequence_Tuple(pieces);
+  const bool ok = tuple && collect(header, tuple, out->nbytes, &out->spans);
+  Py_XDECREF(tuple);
+  return ok;
+}
+
+PyObject *start_checked(int sock, PyObject *plans) {
+  std::vector<Image> images(static_cast<size_t>(PyTuple_Size(plans)));
+  for (size_t i = 0; i < images.size(); i++) {
+    PyObject *plan = PyTuple_GetItem(plans, static_cast<Py_ssize_t>(i));
+    if (!PyTuple_Check(plan)) return PyErr_Format(PyExc_TypeError, "plan %zu is not (nbytes, header, pieces)", i);
+    if (!to_image(plan, &images[i])) return nullptr;
+  }
+  std::vector<char> buffer(kCompared);
+  int pidfd = -1;
+  // With the GIL, so that no thread of Python changes anything meanwhile.
+  const Failure failure = start(sock, images, buffer.data(), &pidfd);
+  if (failure) return raise(failure, static_cast<long long>(images.size()));
+  return PyLong_FromLong(pidfd);
+}
+
+PyObject *start_copier(PyObject *, PyObject *args) {
+  int sock;
+  PyObject *plans;
+  if (!PyArg_ParseTuple(args, "iO:start_copier", &sock, &plans)) return nullptr;
+  if (sock < 0) return PyErr_Format(PyExc_ValueError, "socket is out of range: %d", sock);
+  PyObject *tuple = PySequence_Tuple(plans);
+  if (!tuple) return nullptr;
+  PyObject *result = nullptr;
+  try {
+    result = start_checked(sock, tuple);
+  } catch (const std::bad_alloc &) {
+    PyErr_NoMemory();
+  }
+  Py_DECREF(tuple);
+  return result;
+}
+
+PyObject *agreement(PyObject *, PyObject *args) {
+  int fd;
+  PyObject *size, *header, *pieces;
+  if (!PyArg_ParseTuple(args, "iOSO:agreement", &fd, &size, &header, &pieces)) return nullptr;
+  PyObject *plan = PyTuple_Pack(3, size, header, pieces);
+  if (!plan) return nullptr;
+  PyObject *result = nullptr;
+  try {
+    Image image;
+    if (to_image(plan, &image)) {
+      std::vector<char> buffer(kCompared);
+      int64_t agreed;
+      Py_BEGIN_ALLOW_THREADS;
+      agreed = compare_image(image, fd, buffer.data(), -1);
+      Py_END_ALLOW_THREADS;
+      result = PyLong_FromLongLong(agreed);
+    }
+  } catch (const std::bad_alloc &) {
+    PyErr_NoMemory();
+  }
+  Py_DECREF(plan);
+  return result;
+}
+
 PyObject *live_mappings(PyObject *, PyObject *) { return PyLong_FromLongLong(live.load()); }
 
 PyObject *released_mappings(PyObject *, PyObject *) { return PyLong_FromLongLong(released.load()); }
@@ -295,6 +362,13 @@ PyMethodDef methods[] = {
     {"write_arena", erased(write_arena), METH_VARARGS | METH_KEYWORDS,
      "write_arena($module, fd, nbytes, header, pieces, threads=0, mapped=True)\n--\n\n"
      "Write header at 0 and each piece (offset, address, nbytes) of memory at its offset, with the GIL released."},
+    {"start_copier", start_copier, METH_VARARGS,
+     "start_copier($module, socket, plans, /)\n--\n\n"
+     "Fork a process that copies from the memory of this one as it is now, told over the other end of socket; a pidfd. "
+     "A plan is (nbytes, header, pieces), as for write_arena."},
+    {"agreement", agreement, METH_VARARGS,
+     "agreement($module, fd, nbytes, header, pieces, /)\n--\n\n"
+     "How many bytes of a file agree, from its start, with what write_arena would write; padding counts as equal."},
     {"live_mappings", live_mappings, METH_NOARGS,
      "live_mappings($module)\n--\n\nHow many mappings of this process are not released yet."},
     {"released_mappings", released_mappings, METH_NOARGS,

@@ -16,7 +16,17 @@ from overmind.statistics import Load, Stats, snapshot
 P = ParamSpec('P')
 T = TypeVar('T')
 
-__all__ = ['Explanation', 'Load', 'Stats', 'explain', 'load', 'monkey_patch_all', 'stats', 'unpatch_all']
+__all__ = [
+    'Explanation',
+    'Load',
+    'Stats',
+    'explain',
+    'finish_fills',
+    'load',
+    'monkey_patch_all',
+    'stats',
+    'unpatch_all',
+]
 
 
 def load(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -36,3 +46,16 @@ def load(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
 def stats() -> Stats:
     """What this process loaded so far: ``hits``, ``misses``, ``bypasses``, ``reasons``, and ``loads`` one by one."""
     return snapshot()
+
+
+def finish_fills(timeout: float | None = None) -> bool:
+    """Wait, at most timeout seconds, until what was loaded is in the cache; whether nothing is left to write.
+
+    For programs that end by ``os._exit`` or a signal: others wait by themselves at their end. An entry that could not
+    be written is an :class:`overmind.errors.OvermindError` with ``OVERMIND_STRICT=1``.
+    """
+    from overmind import background
+
+    done = background.finish(timeout)
+    background.raise_remembered()
+    return done

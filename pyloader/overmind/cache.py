@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -44,6 +45,10 @@ def cached_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if settings.disabled:
         return fn(*args, **kwargs)
     configure()
+    if settings.strict:
+        from overmind.background import raise_remembered
+
+        raise_remembered()
     return _Session(fn, args, kwargs, settings, patched).run()
 
 
@@ -241,7 +246,8 @@ class _Session:
             lock = store.lock(key.id, self._settings.wait_seconds, progress.tick)
         if lock is None:
             raise StoreError(f'another process has been loading {key.id} for {self._settings.wait_seconds:g} s')
-        try:
+        with contextlib.ExitStack() as held:
+            held.callback(lock.release)
             hit, found = self._try_hit(store, key, references)
             if found:
                 return hit
@@ -249,10 +255,8 @@ class _Session:
                 call = self._packed() if self._settings.fill == 'subprocess' else None
                 id = self._fill_elsewhere(store, lock, key, call) if call is not None else None
                 if id is None:
-                    return self._fill(store, key, references)
+                    return self._fill(store, key, references, held)
                 return self._filled_elsewhere(store, id, key, references)
-        finally:
-            lock.release()
 
     def _packed(self) -> Parcel | None:
         """The call for another process; None where cached objects that only this one has are part of it."""
@@ -292,10 +296,11 @@ class _Session:
             raise StoreError(f'{key.id} was filled by another process and cannot be used: {self._load.reason}')
         return result
 
-    def _fill(self, store: Store, key: LookupKey, references: References) -> Any:
+    def _fill(self, store: Store, key: LookupKey, references: References, held: contextlib.ExitStack) -> Any:
         from overmind.fill import Fill
 
-        fill = Fill(store, references, self._load, self._patched)
+        late = _Late(self._load, key.digest, self._settings.strict)
+        fill = Fill(store, references, self._load, self._patched, held, late)
         try:
             result = fill.run(self._call, key, self._key)
         except Exception as e:
@@ -315,6 +320,25 @@ class _Session:
             _given_up[key.digest] = str(why)
         self._complain(why)
         self._count('bypass', str(why))
+
+
+class _Late:
+    """Takes the failure of an entry whose object the program has already."""
+
+    def __init__(self, load: Load, digest: str, strict: bool) -> None:
+        self._load, self._digest, self._strict = load, digest, strict
+
+    def __call__(self, e: Exception) -> None:
+        why = failure(e)
+        if isinstance(why, Bypass):
+            _given_up[self._digest] = str(why)
+        statistics.amend(self._load, str(why))
+        if self._strict:
+            from overmind.background import remember
+
+            remember(why)
+        else:
+            warn_once(f'{type(why).__name__}:{why}', f'{self._load.loader} is loaded, but not kept in the cache: {why}')
 
 
 class _Known(Bypass):

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from overmind import chance, settings
+from overmind.background import Publication
 from overmind.collector import collector_paused
+from overmind.copier import Copier, seen_by_others
 from overmind.errors import Bypass, StoreError, Unpicklable
 from overmind.key import inputs, versions
 from overmind.key.lookup import LookupKey
-from overmind.locks import Lock
 from overmind.logs import logger
 from overmind.manifest import Arena, Manifest, Source
 from overmind.manifest.encode import encode
 from overmind.originals import STEP, WORTH, Originals, batches
+from overmind.publish import Content, link_and_reserve, write_rest
 from overmind.references import References
 from overmind.restore import map_whole, rebuild, restore
 from overmind.settings import current
-from overmind.sharing import arena_for_reading, link_twins
+from overmind.sharing import agreement_with_memory, arena_for_reading
 from overmind.staging import Staging, stage
 from overmind.statistics import Load
 from overmind.store import Store
@@ -38,7 +42,7 @@ Call = Callable[[], Any]
 
 @dataclass(slots=True)
 class Written:
-    """The real object, and what keeps its memory alive until the copy is made."""
+    """What the entry is made of, and what keeps the real object's memory alive until the copy is made."""
 
     manifest: Manifest
     structure: bytes
@@ -50,18 +54,28 @@ class Written:
 class Fill:
     """One fill under the lock of its id. ``result`` is the real loader's object as soon as there is one.
 
-    Whatever goes wrong with the cache is raised as Bypass or StoreError, and ``result`` is then what the user gets.
+    Whatever goes wrong with the cache is raised as Bypass or StoreError, and ``result`` is then what the user gets; or
+    passed to late where the program has the result already. held has the lock, and is emptied where it is kept longer.
     """
 
-    def __init__(self, store: Store, references: References, load: Load, patched: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        references: References,
+        load: Load,
+        patched: bool,
+        held: contextlib.ExitStack,
+        late: Callable[[Exception], None] | None = None,
+    ) -> None:
         self.result: Any = None
         self.loaded = False
         self.id = self._kind = ''
         self._call: Call | None = None
         self._store, self._references, self._stats, self._patched = store, references, load, patched
+        self._held, self._late = held, late
 
     def run(self, call: Call, key: LookupKey, rekey: Callable[[], LookupKey]) -> Any:
-        """Call the loader and cache its result; returns the object rebuilt from the new entry."""
+        """Call the loader and cache its result; returns that, or the object rebuilt from the new entry."""
         self._call = call
         before, arguments = chance.states(), self._references.state()
         start = time.perf_counter()
@@ -80,16 +94,14 @@ class Fill:
         written = self._write(key, recorder, loaded - start)
         if self._patched:
             self._refuse_chance(call, before, written)
-        lock = None
-        try:
-            if key.hub_unresolved:
-                key, lock = self._again(key, rekey)
-                written.manifest.id, written.manifest.key = self._store.name(key.id), _facts(key)
-            self.id = key.id
-            result = self._publish(key.id, written)
-        finally:
-            if lock is not None:
-                lock.release()
+        if key.hub_unresolved:
+            key = self._again(key, rekey)
+            written.manifest.id, written.manifest.key = self._store.name(key.id), _facts(key)
+        self.id = key.id
+        content = Content(encode(written.manifest), written.structure, written.plans)
+        if self._goes_on(written) and self._publish_later(key.id, written, content):
+            return self.result
+        result = self._publish(key.id, written, content)
         if settings.current().drop_sources:
             # The real object may map the files, and what is mapped stays in the page cache.
             self.result = None
@@ -98,15 +110,16 @@ class Fill:
             _drop_pages(s.path for s in recorder.sources())
         return result
 
-    def _again(self, key: LookupKey, rekey: Callable[[], LookupKey]) -> tuple[LookupKey, Lock | None]:
+    def _again(self, key: LookupKey, rekey: Callable[[], LookupKey]) -> LookupKey:
         """A hub name that was not in the local cache has a commit now, and with it another key."""
         new = rekey()
         if new.id == key.id:
-            return key, None
+            return key
         lock = self._store.lock(new.id, 0, lambda: None)
         if lock is None:
             raise Bypass(f'another process is filling {new.id}')
-        return new, lock
+        self._held.callback(lock.release)
+        return new
 
     def _write(self, key: LookupKey, recorder: inputs.Recorder, seconds: float) -> Written:
         from overmind import arena
@@ -183,20 +196,56 @@ class Fill:
         finally:
             chance.restore(after)
 
-    def _publish(self, id: str, written: Written) -> Any:
+    # ---- while the program goes on
+
+    def _goes_on(self, written: Written) -> bool:
+        """Whether the program is to have its object at once, and the entry to be written meanwhile."""
+        wanted, set_to = settings.current(), settings.current().fill
+        if self._late is None or wanted.drop_sources or not threading.main_thread().is_alive():
+            return False
+        if set_to in ('auto', 'subprocess'):
+            # What fails later could not be raised here, and a small entry is written in no time.
+            return not wanted.strict and sum(p.nbytes for p in written.plans) >= WORTH
+        return set_to == 'background'
+
+    def _publish_later(self, id: str, written: Written, content: Content) -> bool:
+        """Whether that has begun. What cannot be rebuilt is found before."""
+        on_host = dataclasses.replace(written.manifest, devices=['cpu'] * len(written.manifest.devices))
+        self._rebuilt(lambda: rebuild(on_host, content.structure, written.originals.all(), self._references))
+        start = time.perf_counter()
+        try:
+            if seen_by_others(content.plans):
+                return False
+            copier = Copier(content.plans)
+        except (OSError, StoreError) as e:
+            logger.debug('the entry is written before the program goes on: %s', e)
+            return False
+        assert self._late is not None
+        sources, listings = written.manifest.sources, written.manifest.listings
+        changed = functools.partial(inputs.check, sources, listings)
+        held = self._held.pop_all()
+        try:
+            Publication(self._store, id, content, copier, self._stats, held, changed, self._late).start()
+        except RuntimeError as e:
+            logger.debug('the entry is written before the program goes on: %s', e)
+            copier.close()
+            self._held.push(held)
+            return False
+        self._stats.seconds['fork'] = time.perf_counter() - start
+        return True
+
+    # ---- before it goes on
+
+    def _publish(self, id: str, written: Written, content: Content) -> Any:
         try:
             with stage(self._store, id) as staging:
-                return self._fill(staging, written)
+                return self._fill(staging, written, content)
         except OSError as e:
             raise self._store.explain(e) from e
 
-    def _fill(self, staging: Staging, written: Written) -> Any:
+    def _fill(self, staging: Staging, written: Written, content: Content) -> Any:
         start = time.perf_counter()
-        manifest = encode(written.manifest)
-        linked = link_twins(staging, written.plans, written)
-        plans = [p for p in written.plans if p.name not in linked]
-        self._stats.shared = sum(p.nbytes for p in written.plans if p.name in linked)
-        staging.reserve(sum(p.nbytes for p in plans) + len(written.structure) + len(manifest))
+        plans = link_and_reserve(staging, content, agreement_with_memory(written), self._stats)
         frugal = self._let_go(written, plans)
         try:
             for plan in plans:
@@ -204,8 +253,7 @@ class Fill:
                     self._copy(fd, plan, mapped, staging, frugal, written)
             copied = time.perf_counter()
             self._stats.seconds['copy'] = copied - start
-            staging.write('structure.pkl', written.structure)
-            staging.write('manifest', manifest)
+            write_rest(staging, content)
             entry = staging.reopen()
             self._stats.access = entry.access
             try:

@@ -157,8 +157,9 @@ def _fill(job: Job, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     store, load = Store(*job.store), Load(key.loader)
     handle = store.attend(job.id)
     try:
-        fill = Fill(store, References(Registry(), {}), load, job.patched)
-        fill.run(call, key, rekey)
+        with contextlib.ExitStack() as held:
+            fill = Fill(store, References(Registry(), {}), load, job.patched, held)
+            fill.run(call, key, rekey)
     except _Missing:
         return Answer('missing', ', '.join(dict.fromkeys(missing)))
     except BaseException as e:

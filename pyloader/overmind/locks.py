@@ -37,8 +37,18 @@ class Lock:
         self.fd = -1
 
 
-# Held or waited for. A forked child must not keep its parent's locks alive.
+# Held or waited for, and other files that a forked child must not keep alive, such as an arena that is being written.
 held: set[int] = set()
+
+
+def keep_from_children(fd: int) -> None:
+    """Closed at once in every child that Python forks, until let_children_have."""
+    held.add(fd)
+
+
+def let_children_have(fd: int) -> None:
+    """Before fd is closed: its number may be another file's soon."""
+    held.discard(fd)
 
 
 def hold(fd: int) -> Lock:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 Access = Literal['auto', 'map', 'fd', 'read']
-Where = Literal['inline', 'subprocess']
+Where = Literal['auto', 'background', 'inline', 'subprocess']
 Pin = Literal['off', 'register', 'pool']
 
 _LEVELS = ('debug', 'info', 'warning', 'error', 'critical')
 _ACCESS = ('auto', 'map', 'fd', 'read')
-_FILL = ('inline', 'subprocess')
+_FILL = ('auto', 'background', 'inline', 'subprocess')
 _PIN = ('off', 'register', 'pool')
 _TRUE = ('1', 'true', 'yes', 'on')
 _FALSE = ('', '0', 'false', 'no', 'off')
@@ -36,7 +36,7 @@ class Settings:
     autostart: bool = False  # OVERMIND_AUTOSTART: start a daemon when OVERMIND_ROOT is not set
     access: Access = 'auto'  # OVERMIND_ACCESS: how arenas are reached; read where that is not possible
     populate: bool = False  # OVERMIND_POPULATE: fault mapped memory in at once
-    fill: Where = 'inline'  # OVERMIND_FILL: where a miss runs the real loader
+    fill: Where = 'auto'  # OVERMIND_FILL: where a miss runs the real loader, and what the program waits for
     drop_sources: bool = False  # OVERMIND_DROP_SOURCES: take the files of a fill out of the page cache
     pin: Pin = 'off'  # OVERMIND_PIN: how weights are copied to a GPU
 
@@ -91,7 +91,7 @@ def _parse() -> Settings:
         autostart=_read('OVERMIND_AUTOSTART', _flag, False, _FLAG),
         access=_read('OVERMIND_ACCESS', lambda text: _one_of(_ACCESS, text), 'auto', ', '.join(_ACCESS)),
         populate=_read('OVERMIND_POPULATE', _flag, False, _FLAG),
-        fill=_read('OVERMIND_FILL', lambda text: _one_of(_FILL, text), 'inline', ', '.join(_FILL)),
+        fill=_read('OVERMIND_FILL', lambda text: _one_of(_FILL, text), 'auto', ', '.join(_FILL)),
         drop_sources=_read('OVERMIND_DROP_SOURCES', _flag, False, _FLAG),
         pin=_read('OVERMIND_PIN', lambda text: _one_of(_PIN, text), 'off', ', '.join(_PIN)),
     )

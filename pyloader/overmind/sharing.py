@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from overmind.arena import Plan
@@ -20,23 +19,21 @@ from overmind.store import Store
 if TYPE_CHECKING:
     from overmind.control.client import Place
 
-# Read at once, in bytes: little enough to stay in the processor's cache.
-_STEP = 256 << 10
 
-_memcmp = ctypes.CDLL(None).memcmp
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+Agreement = Callable[[Plan, int], int]
 
 
-def link_twins(staging: Staging, plans: list[Plan], keep: Any) -> set[str]:
+def link_twins(staging: Staging, plans: list[Plan], agreement: Agreement) -> set[str]:
     """Link what is there already, found by size and compared byte by byte; the names of the plans that need no copy.
 
-    keep holds what the plans' pieces point to. What fails, unless the daemon hangs, leaves an arena to be written.
+    agreement(plan, fd) says how many bytes of a file are those of the plan, from its start; plan.nbytes where all are.
+    What fails, unless the daemon hangs, leaves an arena to be written.
     """
     linked = set()
     try:
         alike = _own_arenas(staging.store, {p.nbytes for p in plans})
         for p in plans:
-            if _link_twin(staging, p, alike.get(p.nbytes, []), keep):
+            if _link_twin(staging, p, alike.get(p.nbytes, []), agreement):
                 linked.add(p.name)
     except Hangs:
         raise
@@ -45,15 +42,14 @@ def link_twins(staging: Staging, plans: list[Plan], keep: Any) -> set[str]:
     return linked
 
 
-def _link_twin(staging: Staging, plan: Plan, alike: list[tuple[str, str]], keep: Any) -> bool:
+def _link_twin(staging: Staging, plan: Plan, alike: list[tuple[str, str]], agreement: Agreement) -> bool:
     compared = 0  # in vain. Arenas that differ near their end could else cost more than a copy.
     for id, name in alike:
         if compared >= plan.nbytes:
             break
         try:
             with arena_for_reading(staging.store, 'pipelines', id, name) as (file, memory):
-                # The thread may be left behind in a daemon that hangs, so it has its own reference to the pieces.
-                agreed = staging.store.patiently_with(memory, functools.partial(_agreement, plan, keep))
+                agreed = staging.store.patiently_with(memory, functools.partial(agreement, plan))
                 if agreed == plan.nbytes:
                     staging.link(file, plan.name)
                     return True
@@ -103,20 +99,15 @@ def _arenas_in(pipelines: str) -> Iterator[tuple[float, int, str, str]]:
                     yield st.st_mtime, st.st_size, id, f.name
 
 
-def _agreement(plan: Plan, _keep: Any, fd: int) -> int:
-    """How many bytes of a file agree with the plan, from its start; plan.nbytes where all do.
+def agreement_with_memory(keep: Any) -> Agreement:
+    """Compares with the memory of this process; keep holds what the plans' pieces point to.
 
-    Padding is not compared: that it lies in the same places says the header, and nobody reads it.
+    The thread that compares may be left behind in a daemon that hangs, so it has a reference of its own.
     """
-    buffer = bytearray(_STEP)
-    there = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-    header = ctypes.create_string_buffer(plan.header, len(plan.header))
-    for start, address, nbytes in [(0, ctypes.addressof(header), len(plan.header)), *plan.pieces]:
-        for at, n in _steps(nbytes):
-            if os.preadv(fd, [memoryview(buffer)[:n]], start + at) != n or _memcmp(there, address + at, n):
-                return start + at
-    return plan.nbytes
 
+    def agreement(plan: Plan, fd: int, _: Any = keep) -> int:
+        import overmind_cext
 
-def _steps(nbytes: int) -> Iterator[tuple[int, int]]:
-    return ((at, min(_STEP, nbytes - at)) for at in range(0, nbytes, _STEP))
+        return overmind_cext.agreement(fd, plan.nbytes, plan.header, plan.pieces)
+
+    return agreement

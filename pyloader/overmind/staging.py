@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from overmind import directory
 from overmind.entries import OpenEntry, close, close_entry
 from overmind.errors import StoreError
+from overmind.locks import keep_from_children, let_children_have
 from overmind.store import Store
 
 
@@ -82,6 +83,7 @@ class Staging:
         with contextlib.ExitStack() as opened:
             fd = self.store.patiently(lambda: self._create(path, nbytes), late=close)
             opened.callback(close, fd)
+            _keep(fd, opened)
             mapped = self.store.way in ('passthrough', 'directory')
             if self.store.way == 'fd':
                 try:
@@ -90,6 +92,7 @@ class Staging:
                     self.store.socket_failed(e)
                 else:
                     opened.callback(close, fd)
+                    _keep(fd, opened)
                     mapped = True
             yield fd, mapped
 
@@ -157,6 +160,12 @@ class Staging:
 
     def drop(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _keep(fd: int, opened: contextlib.ExitStack) -> None:
+    """A child of the program that has an arena open for writing would hold up the commit."""
+    keep_from_children(fd)
+    opened.callback(let_children_have, fd)
 
 
 def _mkdir(path: str) -> None:

@@ -15,7 +15,9 @@ class Load:
     ``commit`` and the checking ``map`` and ``rebuild`` of a miss, and ``process`` where a process of its own filled;
     ``load`` of a bypass. access is how arenas were reached: ``passthrough`` or ``fd`` (shared memory of
     the daemon, by its files or over its socket), ``directory`` (files of a plain directory, mapped) or ``read`` (a
-    private copy). nbytes are the bytes of the arenas; shared is the part of them that a miss found in other entries."""
+    private copy). nbytes are the bytes of the arenas; shared is the part of them that a miss found in other entries.
+    Where an entry is written while the program goes on there is ``fork``, no ``map`` and ``rebuild``, and ``copy``,
+    ``commit``, access and shared come when it is there."""
 
     loader: str
     id: str = ''
@@ -54,6 +56,15 @@ def record(load: Load) -> None:
         if load.reason:
             _stats.reasons.append(f'{load.loader}: {load.reason}')
         _stats.loads.append(load)
+
+
+def amend(load: Load, reason: str) -> None:
+    """A miss that was counted is not kept after all."""
+    with _lock:
+        load.outcome, load.reason = 'bypass', reason
+        _stats.misses -= 1
+        _stats.bypasses += 1
+        _stats.reasons.append(f'{load.loader}: {reason}')
 
 
 def snapshot() -> Stats:

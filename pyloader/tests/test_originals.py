@@ -45,7 +45,8 @@ def keep(t: torch.Tensor) -> None:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if these models were large: a step for each of their tensors."""
+    """As if these models were large: a step for each of their tensors, and the program waits for it."""
+    monkeypatch.setenv('OVERMIND_FILL', 'inline')
     monkeypatch.setattr(fill, 'WORTH', 0)
     monkeypatch.setattr(fill, 'STEP', 1)
 

@@ -8,10 +8,10 @@ import pathlib
 import shutil
 from typing import Any
 
+import overmind_cext
 import pytest
 import torch
 
-from overmind import sharing
 from overmind.api import load, stats
 
 
@@ -88,17 +88,17 @@ def test_what_was_compared_is_linked(root: pathlib.Path, monkeypatch: pytest.Mon
     load(alone, 1)
     (arena,) = root.glob('pipelines/*/tensors/model.safetensors')
     (compared,) = inodes(root, 'model')
-    agreement = sharing._agreement
+    agreement = overmind_cext.agreement
 
-    def then_replaced(plan: Any, keep: Any, fd: int) -> int:
-        agreed = agreement(plan, keep, fd)
-        if plan.name == 'vae.safetensors':
+    def then_replaced(fd: int, nbytes: int, header: bytes, pieces: Any) -> int:
+        agreed = agreement(fd, nbytes, header, pieces)
+        if agreed == nbytes:
             os.link(arena, root.parent / 'kept')  # a file without a name cannot be linked
             arena.unlink()
-            arena.write_bytes(bytes(plan.nbytes))
+            arena.write_bytes(bytes(nbytes))
         return agreed
 
-    monkeypatch.setattr(sharing, '_agreement', then_replaced)
+    monkeypatch.setattr(overmind_cext, 'agreement', then_replaced)
     assert same(load(pipe, 1, 2), pipe(1, 2))
     assert inodes(root, 'vae') == [compared]
 
@@ -117,17 +117,16 @@ def test_where_links_are_refused_it_is_written(root: pathlib.Path, monkeypatch: 
 
 
 def test_arenas_that_differ_late_are_not_all_compared(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, '_STEP', 4096)
     for last in range(1, 6):
         load(alone, 1, float(last))
     compared = []
-    agreement = sharing._agreement
+    agreement = overmind_cext.agreement
 
-    def counted(plan: Any, keep: Any, fd: int) -> int:
-        compared.append(agreement(plan, keep, fd))
+    def counted(*plan: Any) -> int:
+        compared.append(agreement(*plan))
         return compared[-1]
 
-    monkeypatch.setattr(sharing, '_agreement', counted)
+    monkeypatch.setattr(overmind_cext, 'agreement', counted)
     load(alone, 1, 9.0)
     assert len(compared) == 2
     assert min(compared) > 200_000

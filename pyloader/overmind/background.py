@@ -1,0 +1,136 @@
+"""Entries that are written while the program goes on: a first load returns when its loader does.
+
+A copier has the memory as it was then; a thread of this process does the rest, under the lock of the id. The program
+does not end before: the thread is none of those that an exit leaves behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from overmind.arena import Plan
+from overmind.copier import Copier
+from overmind.errors import Bypass, OvermindError
+from overmind.logs import logger
+from overmind.progress import Progress
+from overmind.publish import Content, link_and_reserve, write_rest
+from overmind.staging import Staging, stage
+from overmind.statistics import Load
+from overmind.store import Store
+
+_threads: set[threading.Thread] = set()
+_failures: list[OvermindError] = []  # with OVERMIND_STRICT=1, of which nobody has heard yet
+
+
+@dataclass(slots=True)
+class Publication:
+    """One entry to be written. held has the locks; it and the copier are closed at the end."""
+
+    store: Store
+    id: str
+    content: Content
+    copier: Copier
+    load: Load
+    held: contextlib.ExitStack
+    changed: Callable[[], str | None]  # why what the copier saw may not be what was loaded
+    failed: Callable[[Exception], None]  # not called with the lock held
+    _progress: Progress | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Raises RuntimeError where no thread is to be had; held is then still the caller's."""
+        thread = threading.Thread(target=self._run, name='overmind-fill', daemon=False)
+        _threads.add(thread)
+        try:
+            thread.start()
+        except BaseException:
+            _threads.discard(thread)
+            raise
+
+    def _run(self) -> None:
+        try:
+            error = self._write()
+            if error is not None:
+                self.failed(error)
+        finally:
+            _threads.discard(threading.current_thread())
+
+    def _write(self) -> Exception | None:
+        try:
+            with self.held, contextlib.closing(self.copier), contextlib.closing(self):
+                try:
+                    with stage(self.store, self.id) as staging:
+                        self._fill(staging)
+                except OSError as e:
+                    raise self.store.explain(e) from e
+        except Exception as e:
+            return e
+        logger.info('%s: written to the cache, %s', self.load.loader, self.id)
+        return None
+
+    def _fill(self, staging: Staging) -> None:
+        start = time.perf_counter()
+
+        def agreement(plan: Plan, fd: int) -> int:
+            self._show()
+            return self.copier.agreement(plan, fd)
+
+        for plan in link_and_reserve(staging, self.content, agreement, self.load):
+            self._show()
+            with staging.arena(plan.name, plan.nbytes) as (fd, mapped):
+                work = functools.partial(self.copier.copy, plan, mapped=mapped)
+                self.store.patiently_with(fd, work)
+        copied = time.perf_counter()
+        self.load.seconds['copy'] = copied - start
+        why = self.changed()
+        if why is not None:
+            raise Bypass(f'what it was loaded from changed before it was copied: {why}')
+        write_rest(staging, self.content)
+        entry = staging.reopen()
+        self.load.access = entry.access
+        entry.close()
+        staging.commit()
+        self.load.seconds['commit'] = time.perf_counter() - copied
+
+    def _show(self) -> None:
+        """A line on the terminal once the program itself is at its end, and waits for this."""
+        if self._progress is None and not threading.main_thread().is_alive():
+            self._progress = Progress(f'the program is done; writing {self.id} into the cache', background=True)
+            self._progress.__enter__()
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._progress is not None:
+            self._progress.close()
+
+
+def finish(timeout: float | None = None) -> bool:
+    """Wait at most so many seconds until nothing is being written any more; whether that is so."""
+    until = None if timeout is None else time.monotonic() + timeout
+    for thread in list(_threads):
+        thread.join(None if until is None else max(0.0, until - time.monotonic()))
+    return not any(thread.is_alive() for thread in list(_threads))
+
+
+def remember(why: OvermindError) -> None:
+    """A failure that is to be raised, and came when nobody could catch it."""
+    _failures.append(why)
+
+
+def raise_remembered() -> None:
+    """Raise the first failure that nobody has heard of, if there is one."""
+    if _failures:
+        raise _failures.pop(0)
+
+
+def _forget_in_child() -> None:
+    _threads.clear()
+    _failures.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
