@@ -67,10 +67,16 @@ def _of_workload(timings: Timings, letter: str, memcpy: float | None) -> dict[st
         )
         figures['huge'] = statistics.median(run['after']['huge'] / run['bytes'] for run in ours.runs)
     if ours and theirs and ours.fills and theirs.runs:
-        most = max(run['after']['peak'] for run in ours.fills)
-        allowed = statistics.median(run['after']['peak'] for run in theirs.runs) + ours.runs[-1]['bytes']
+        nbytes = ours.runs[-1]['bytes']
+        # A copier has the arenas mapped in the filler's place.
+        most = max(run['after']['peak'] + (nbytes if _forked(run) else 0) for run in ours.fills)
+        allowed = statistics.median(run['after']['peak'] for run in theirs.runs) + nbytes
         figures['fill.peak'] = most / allowed
     return figures
+
+
+def _forked(run: Mapping[str, Any]) -> bool:
+    return any('fork' in load['seconds'] for load in run.get('stats', {}).get('loads', ()))
 
 
 def _patch(timings: Timings) -> dict[str, float | None]:
@@ -143,8 +149,11 @@ def figures(
 
 
 def break_even(plain: Timing, ours: Timing) -> float | None:
-    """After how many loads the fill has paid for itself, everything after the imports counted; None: never."""
-    each, kept, filled = plain.use(), ours.use(), ours.fill()
+    """After how many loads the fill has paid for itself, everything after the imports counted; None: never.
+
+    What the fill goes on with while the program has its object already counts as if the program had waited for it.
+    """
+    each, kept, filled = plain.use(), ours.use(), ours.kept()
     if each is None or kept is None or filled is None or each <= kept:
         return None
     # The first use costs what the fill costs, and what comes after any load.

@@ -53,6 +53,10 @@ class Timing:
         """Of the load that fills, or the conversion."""
         return _summary([result['seconds']['load'] for result in self.fills])
 
+    def kept(self) -> Summary | None:
+        """Of the same load: until the next process finds its entry."""
+        return _summary([result.get('kept', result['seconds']['load']) for result in self.fills])
+
     def whole(self) -> Summary | None:
         """From the start of the process until the weights are there."""
         return _summary([result['whole'] for result in self.runs])

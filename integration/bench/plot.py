@@ -61,7 +61,9 @@ def _panel(
     for row, (timing, end) in enumerate(zip(timings, ends, strict=True)):
         note = _seconds(end) if timing['stages'] else f'failed: {timing["failure"][:60]}'
         if timing['fill'] and loads is not None:
-            note += f'   first load {_seconds(timing["fill"]["median"])}'
+            first, kept = timing['fill']['median'], timing['kept']['median']
+            note += f'   first load {_seconds(first)}'
+            note += f' (cached after {_seconds(kept)})' if kept > first else ''
             if timing['opponent'] in loads:
                 count = loads[timing['opponent']]
                 note += f', pays after {count:.0f} loads' if count is not None else ', never pays'

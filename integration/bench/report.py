@@ -57,8 +57,8 @@ def timings_table(timings: Sequence[Timing]) -> str:
             notes.append(f'* {timing.workload.letter}, {timing.opponent.name}: {timing.failure}')
         stages = [_cell(timing.stage(name)) for name in STAGES]
         memory = [_memory_cell(timing.memory(what)) for what in ('peak', 'pss')]
-        rows.append([*row, _cell(timing.fill()), *stages, _cell(timing.whole()), *memory])
-    heads = ['median (least - most)', '', 'fill', *STAGES, 'start to loaded', 'peak RSS', 'PSS']
+        rows.append([*row, _cell(timing.fill()), _cell(timing.kept()), *stages, _cell(timing.whole()), *memory])
+    heads = ['median (least - most)', '', 'first load', 'cached after', *STAGES, 'start to loaded', 'peak RSS', 'PSS']
     titles = dict.fromkeys(timing.workload.title for timing in timings)
     return '\n'.join([*titles, '', table(heads, rows), *notes])
 
@@ -166,6 +166,7 @@ def _timing(timing: Timing) -> dict[str, Any]:
         'failure': timing.failure,
         'stages': stages,
         'fill': (summary := timing.fill()) and asdict(summary),
+        'kept': (summary := timing.kept()) and asdict(summary),
         'whole': (summary := timing.whole()) and asdict(summary),
         'peak': (summary := timing.memory('peak')) and asdict(summary),
         'pss': (summary := timing.memory('pss')) and asdict(summary),
