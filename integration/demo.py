@@ -115,10 +115,8 @@ def demo() -> int:
             say(f'\n$ overmind-fs ls\n{command("ls", root=root).stdout}')
             say(f'$ find {root}\n{listing(root)}')
     say(f'\n{figures(results)}')
-    say(
-        'Memory is what loading, touching and a prompt added to a process that had imported the libraries; of the second'
-    )
-    say('load while the third has the same weights mapped. The first writes the cache while its program goes on.\n')
+    say('Memory is what loading, touching and a prompt added to a process that had imported the libraries; of the')
+    say('second load while the third has the same weights mapped. The first writes while its program goes on.\n')
     problems = broken(results)
     plain = results[WITHOUT]
     equal = 'yes' if all(same(result, plain) for result in results.values()) else 'NO'
