@@ -333,12 +333,14 @@ class _Late:
         if isinstance(why, Bypass):
             _given_up[self._digest] = str(why)
         statistics.amend(self._load, str(why))
+        text = f'{self._load.loader} is loaded, but not kept in the cache: {why}'
         if self._strict:
             from overmind.background import remember
 
+            logger.error('%s', text)
             remember(why)
         else:
-            warn_once(f'{type(why).__name__}:{why}', f'{self._load.loader} is loaded, but not kept in the cache: {why}')
+            warn_once(f'{type(why).__name__}:{why}', text)
 
 
 class _Known(Bypass):

@@ -200,12 +200,11 @@ class Fill:
 
     def _goes_on(self, written: Written) -> bool:
         """Whether the program is to have its object at once, and the entry to be written meanwhile."""
-        wanted, set_to = settings.current(), settings.current().fill
-        if self._late is None or wanted.drop_sources or not threading.main_thread().is_alive():
+        set_to = settings.current().fill
+        if self._late is None or settings.current().drop_sources or not threading.main_thread().is_alive():
             return False
         if set_to in ('auto', 'subprocess'):
-            # What fails later could not be raised here, and a small entry is written in no time.
-            return not wanted.strict and sum(p.nbytes for p in written.plans) >= WORTH
+            return sum(p.nbytes for p in written.plans) >= WORTH  # a small entry is written in no time
         return set_to == 'background'
 
     def _publish_later(self, id: str, written: Written, content: Content) -> bool:
