@@ -1,13 +1,11 @@
 from collections.abc import Iterable
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeAlias
 
 __all__ = ["agreement", "live_mappings", "map_arena", "released_mappings", "start_copier", "write_arena"]
 
-_Pieces = Iterable[tuple[SupportsIndex, SupportsIndex, SupportsIndex]]
+_Pieces: TypeAlias = Iterable[tuple[SupportsIndex, SupportsIndex, SupportsIndex]]
 
-def map_arena(
-    fd: int, nbytes: SupportsIndex, populate: bool = False, copy: bool = False, lease: int = -1
-) -> object:
+def map_arena(fd: int, nbytes: SupportsIndex, populate: bool = False, copy: bool = False, lease: int = -1) -> object:
     """A legacy "dltensor" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd. It keeps
     a duplicate of lease, or else of fd, open until the release."""
 
