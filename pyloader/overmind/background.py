@@ -1,7 +1,8 @@
 """Entries that are written while the program goes on: a first load returns when its loader does.
 
 A copier has the memory as it was then; a thread of this process does the rest, under the lock of the id. The program
-does not end before: the thread is none of those that an exit leaves behind.
+does not end before: the thread is none of those that an exit leaves behind. One entry is written at a time, and none
+while the program goes on loading, which would only take longer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from overmind.activity import only_waiting, wait_for_quiet
 from overmind.arena import Plan
 from overmind.copier import Copier
 from overmind.errors import Bypass, OvermindError
@@ -24,7 +26,9 @@ from overmind.staging import Staging, stage
 from overmind.statistics import Load
 from overmind.store import Store
 
-_threads: set[threading.Thread] = set()
+_QUIET_SECONDS, _QUIET_AT_MOST_SECONDS = 0.1, 10.0
+_pending: dict[threading.Thread, int] = {}  # bytes
+_turn = threading.Lock()
 _failures: list[OvermindError] = []  # with OVERMIND_STRICT=1, of which nobody has heard yet
 
 
@@ -45,20 +49,22 @@ class Publication:
     def start(self) -> None:
         """Raises RuntimeError where no thread is to be had; held is then still the caller's."""
         thread = threading.Thread(target=self._run, name='overmind-fill', daemon=False)
-        _threads.add(thread)
+        _pending[thread] = sum(p.nbytes for p in self.content.plans)
         try:
             thread.start()
         except BaseException:
-            _threads.discard(thread)
+            del _pending[thread]
             raise
 
     def _run(self) -> None:
         try:
-            error = self._write()
+            wait_for_quiet(_QUIET_SECONDS, _QUIET_AT_MOST_SECONDS)
+            with _turn:
+                error = self._write()
             if error is not None:
                 self.failed(error)
         finally:
-            _threads.discard(threading.current_thread())
+            _pending.pop(threading.current_thread(), None)
 
     def _write(self) -> Exception | None:
         try:
@@ -112,9 +118,21 @@ class Publication:
 def finish(timeout: float | None = None) -> bool:
     """Wait at most so many seconds until nothing is being written any more; whether that is so."""
     until = None if timeout is None else time.monotonic() + timeout
-    for thread in list(_threads):
+    for thread in list(_pending):
         thread.join(None if until is None else max(0.0, until - time.monotonic()))
-    return not any(thread.is_alive() for thread in list(_threads))
+    return not any(thread.is_alive() for thread in list(_pending))
+
+
+def wait_for_room(nbytes: int) -> None:
+    """Until what is still to be written leaves room for so many bytes more: the program may have freed it long ago."""
+    with only_waiting():
+        while _pending and 2 * (sum(_pending.values()) + nbytes) > _available():
+            next(iter(_pending)).join()
+
+
+def _available() -> int:
+    with open('/proc/meminfo', 'rb') as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b'MemAvailable:'))
 
 
 def remember(why: OvermindError) -> None:
@@ -129,7 +147,9 @@ def raise_remembered() -> None:
 
 
 def _forget_in_child() -> None:
-    _threads.clear()
+    global _turn
+    _turn = threading.Lock()
+    _pending.clear()
     _failures.clear()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overmind import statistics
+from overmind.activity import loading, only_waiting
 from overmind.collector import collector_paused
 from overmind.entries import OpenEntry
 from overmind.errors import Bypass, CorruptEntry, Hangs, OvermindError, StoreError, Unkeyable
@@ -49,7 +50,8 @@ def cached_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         from overmind.background import raise_remembered
 
         raise_remembered()
-    return _Session(fn, args, kwargs, settings, patched).run()
+    with loading():
+        return _Session(fn, args, kwargs, settings, patched).run()
 
 
 def prepare(
@@ -242,7 +244,7 @@ class _Session:
     def _miss(self, store: Store, key: LookupKey, references: References) -> Any:
         from overmind.progress import Progress
 
-        with Progress(f'waiting for another process to load {key.id}') as progress:
+        with only_waiting(), Progress(f'waiting for another process to load {key.id}') as progress:
             lock = store.lock(key.id, self._settings.wait_seconds, progress.tick)
         if lock is None:
             raise StoreError(f'another process has been loading {key.id} for {self._settings.wait_seconds:g} s')

@@ -22,6 +22,7 @@ from overmind.locks import keep_from_children, let_children_have
 _COPY_MAPPED, _COPY_WRITTEN, _COMPARE = 1, 2, 3
 _REQUEST, _REPLY = struct.Struct('=II'), struct.Struct('=q')
 _READY_SECONDS = 5.0
+_ENDED = 'the process that copies the weights was killed; the kernel does that where memory is short'
 _WALL = 0x40000000  # of waitid: also a child that sends no signal when it ends
 
 
@@ -76,13 +77,16 @@ class Copier:
 
     def _ask(self, command: int, plan: Plan, fd: int) -> int:
         handed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [fd]))]
-        self._socket.sendmsg([_REQUEST.pack(command, self._numbers[plan.name])], handed)
-        return self._reply()
+        try:
+            self._socket.sendmsg([_REQUEST.pack(command, self._numbers[plan.name])], handed)
+            return self._reply()
+        except ConnectionError as e:
+            raise StoreError(_ENDED) from e
 
     def _reply(self) -> int:
         data = self._socket.recv(_REPLY.size)
         if len(data) != _REPLY.size:
-            raise StoreError('the process that copies the weights ended early')
+            raise StoreError(_ENDED)
         value = int(_REPLY.unpack(data)[0])
         if value < 0:
             raise OSError(-value, os.strerror(-value))

@@ -190,8 +190,12 @@ def checksums(folder: int, files: Iterable[str]) -> dict[str, int]:
     from concurrent.futures import ThreadPoolExecutor
 
     names = list(files)
-    with ThreadPoolExecutor(min(len(names), os.cpu_count() or 1)) as pool:
-        return dict(zip(names, pool.map(lambda name: _crc32(name, folder), names), strict=True))
+    try:
+        with ThreadPoolExecutor(min(len(names), os.cpu_count() or 1)) as pool:
+            found = list(pool.map(lambda name: _crc32(name, folder), names))
+    except RuntimeError:  # no more threads, as when the program is at its end
+        found = [_crc32(name, folder) for name in names]
+    return dict(zip(names, found, strict=True))
 
 
 def _crc32(name: str, folder: int) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from overmind import chance, settings
-from overmind.background import Publication
+from overmind.background import Publication, wait_for_room
 from overmind.collector import collector_paused
 from overmind.copier import Copier, seen_by_others
 from overmind.errors import Bypass, StoreError, Unpicklable
@@ -215,6 +215,7 @@ class Fill:
         try:
             if seen_by_others(content.plans):
                 return False
+            wait_for_room(self._stats.nbytes)
             copier = Copier(content.plans)
         except (OSError, StoreError) as e:
             logger.debug('the entry is written before the program goes on: %s', e)

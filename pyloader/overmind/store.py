@@ -19,7 +19,7 @@ from overmind import directory
 from overmind.deadline import guarded
 from overmind.entries import OpenEntry, Way, check_file, check_size, close, close_entry, is_still, read_file
 from overmind.errors import CorruptEntry, Hangs, StillHangs, StoreError
-from overmind.locks import Lock, hold
+from overmind.locks import Lock, hold, keep_from_children, let_children_have
 from overmind.logs import warn_once
 from overmind.manifest import Manifest, decode
 from overmind.users import outer, within
@@ -270,11 +270,13 @@ class Store:
         """work(fd), patiently. It gets a descriptor of its own: in a daemon that hangs it may be left behind, and fd be
         another file by then."""
         own = os.dup(fd)
+        keep_from_children(own)
 
         def work_and_close() -> T:
             try:
                 return work(own)
             finally:
+                let_children_have(own)
                 close(own)
 
         return self.patiently(work_and_close)
