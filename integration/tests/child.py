@@ -26,7 +26,7 @@ from integration.tests import loaders
 from integration.tests.limits import LIMITS
 from integration.tests.seccomp import deny
 from integration.tests.spaces import SPACES
-from integration.tests.stages import stop_at
+from integration.tests.stages import hold_copies, stop_at
 
 _loaded: Any = None
 # What a load imports; a child may be a user by then who may not read these files.
@@ -77,6 +77,11 @@ def _drop() -> dict[str, Any]:
     global _loaded
     _loaded = None
     return {}
+
+
+def _finish() -> dict[str, Any]:
+    overmind.api.finish_fills()
+    return _stats()
 
 
 def _fork() -> dict[str, Any]:
@@ -142,6 +147,8 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     'compute': _compute,
     'again': _again,
     'stop_at': stop_at,
+    'hold_copies': hold_copies,
+    'finish': _finish,
     'deny': deny,
     **LIMITS,
     **SPACES,

@@ -113,6 +113,10 @@ def daemon(tmp_path: Path, way: str, _nothing_left: None) -> Iterator[Daemon]:
         yield started
 
 
+# What is seen when a load returns is seen by the next line of a test; test_background.py has the others.
+_WAITS = {'OVERMIND_FILL': 'inline'}
+
+
 @pytest.fixture
 def start_child() -> Iterator[StartChild]:
     """Start ``integration.tests.child`` with a root and other variables of the environment."""
@@ -120,7 +124,7 @@ def start_child() -> Iterator[StartChild]:
 
         def start(root: Path | None, **variables: str) -> Conversation:
             line = [sys.executable, '-m', 'integration.tests.child']
-            child = stack.enter_context(Conversation(line, environment(root, **variables)))
+            child = stack.enter_context(Conversation(line, environment(root, **{**_WAITS, **variables})))
             child.read()
             return child
 
@@ -143,7 +147,7 @@ def fork_child(forkserver: ForkServer) -> Iterator[ForkChild]:
 
         def fork(root: Path | None, stderr: int | None = None, **variables: str) -> Dialogue:
             child = stack.enter_context(
-                forkserver.fork(environment(root, **{'OVERMIND_DEADLINE': '60', **variables}), stderr)
+                forkserver.fork(environment(root, **{'OVERMIND_DEADLINE': '60', **_WAITS, **variables}), stderr)
             )
             child.read()
             return child

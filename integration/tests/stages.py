@@ -7,10 +7,13 @@ import json
 import mmap
 import os
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from overmind.cache import _Session, _stores
+from overmind.copier import Copier
 from overmind.fill import Fill
 from overmind.locks import Lock
 from overmind.originals import Originals
@@ -98,6 +101,20 @@ OF_A_LARGE_FILL: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
 OF_A_HIT: dict[str, tuple[Any, str, Callable[[Real], Real]]] = {
     'entry open': (_Session, '_restore', _before_mapping),
 }
+
+
+def hold_copies(file: str) -> dict[str, Any]:
+    """The command ``hold_copies FILE``: copiers of this process copy nothing as long as the file is there."""
+    copy = Copier.copy
+
+    def held(*arguments: Any, **options: Any) -> None:
+        Path(f'{file}.reached').touch()
+        while os.access(file, os.F_OK):
+            time.sleep(0.01)
+        copy(*arguments, **options)
+
+    Copier.copy = held
+    return {}
 
 
 def stop_at(*words: str) -> dict[str, Any]:
