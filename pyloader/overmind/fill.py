@@ -91,7 +91,8 @@ class Fill:
         changed = [at[0] for at, state in arguments.items() if now[at] != state]
         if changed:
             raise Bypass(f'the loader changed an object that was passed to it: argument {", ".join(changed)}')
-        written = self._write(key, recorder, loaded - start)
+        with collector_paused():
+            written = self._write(key, recorder, loaded - start)
         if self._patched:
             self._refuse_chance(call, before, written)
         if key.hub_unresolved:
@@ -129,8 +130,7 @@ class Fill:
 
         start = time.perf_counter()
         table = Table()
-        with collector_paused():
-            structure, modules = dumps(self.result, table, self._references.targets())
+        structure, modules = dumps(self.result, table, self._references.targets())
         name_tensors(self.result, table)
         regions, places, host = table.place()
         groups: dict[str, list[int]] = {}
@@ -210,7 +210,8 @@ class Fill:
     def _publish_later(self, id: str, written: Written, content: Content) -> bool:
         """Whether that has begun. What cannot be rebuilt is found before."""
         on_host = dataclasses.replace(written.manifest, devices=['cpu'] * len(written.manifest.devices))
-        self._rebuilt(lambda: rebuild(on_host, content.structure, written.originals.all(), self._references))
+        with collector_paused():  # until the object is gone again
+            self._rebuilt(lambda: rebuild(on_host, content.structure, written.originals.all(), self._references))
         start = time.perf_counter()
         try:
             if seen_by_others(content.plans):

@@ -11,6 +11,7 @@ import enum
 import functools
 import hashlib
 import inspect
+import marshal
 import operator
 import pickle
 import re
@@ -21,6 +22,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from overmind.collector import collector_paused
 from overmind.errors import Bypass, Unkeyable
 from overmind.key.origin import is_first_party
 
@@ -29,6 +31,8 @@ Path = tuple[str, ...]
 _NAMED = (
     type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, enum.Enum, re.Pattern,
 )  # fmt: skip
+# What marshal writes as it is.
+_PLAIN: tuple[Any, ...] = (bool, str, bytes, int, float, complex)
 _kind = operator.attrgetter('dtype', 'device', 'requires_grad')
 
 
@@ -235,9 +239,13 @@ class References:
             return obj.get_submodule(name)
         return obj.get_parameter(name) if kind == 'p' else obj.get_buffer(name)
 
-    def state(self) -> dict[Path, Any]:
-        """What a loader could change in the arguments; compare before and after."""
-        return {at: _state(obj) for at, obj in self.objects.items()}
+    def state(self) -> dict[Path, bytes]:
+        """What a loader could change in the arguments, as bytes: compare before and after.
+
+        Thousands of small objects, kept over the load, would have the garbage collector go over the whole process.
+        """
+        with collector_paused():
+            return {at: hashlib.sha256(_packed(_state(obj))).digest() for at, obj in self.objects.items()}
 
 
 def _attributes(obj: Any) -> dict[str, Any]:
@@ -274,7 +282,7 @@ def _state(obj: Any) -> Any:
                 for k, t in d.items()
                 if t is not None
             }
-            tree[name] = (id(module), type(module), own, tensors)
+            tree[name] = (id(module), id(type(module)), own, tensors)
         return tree
     try:
         getattr(obj, '_tokenizer', None)  # built by now, or its pickle would be another one after its first use
@@ -283,10 +291,18 @@ def _state(obj: Any) -> Any:
         return _value(vars(obj)) if hasattr(obj, '__dict__') else id(obj)
 
 
+def _packed(state: Any) -> bytes:
+    """Equal bytes for equal states: the old format does not depend on who else refers to a part."""
+    return marshal.dumps(state, 2)
+
+
 def _value(v: Any, depth: int = 0) -> Any:
     """A comparable picture of an attribute: by content where that is cheap and sure, else by identity."""
-    if v is None or isinstance(v, (str, bytes, int, float, complex, type)):
+    if v is None or type(v) in _PLAIN:
         return v
+    for plain in _PLAIN:
+        if isinstance(v, plain):
+            return plain(v)
     if depth < 6:
         if isinstance(v, dict):
             return [(str(k), _value(x, depth + 1)) for k, x in v.items()]
@@ -296,4 +312,5 @@ def _value(v: Any, depth: int = 0) -> Any:
             return sorted(map(str, v))
         if hasattr(v, 'to_dict') and not isinstance(v, type):
             return (id(v), _value(vars(v), depth + 1))
-    return (id(v), getattr(v, '_version', None))
+    version = getattr(v, '_version', None)  # of tensors
+    return (id(v), version if type(version) is int else None)
