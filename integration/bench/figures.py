@@ -68,15 +68,17 @@ def _of_workload(timings: Timings, letter: str, memcpy: float | None) -> dict[st
         figures['huge'] = statistics.median(run['after']['huge'] / run['bytes'] for run in ours.runs)
     if ours and theirs and ours.fills and theirs.runs:
         nbytes = ours.runs[-1]['bytes']
-        # A copier has the arenas mapped in the filler's place.
-        most = max(run['after']['peak'] + (nbytes if _forked(run) else 0) for run in ours.fills)
+        most = max(_peak(run, nbytes) for run in ours.fills)
         allowed = statistics.median(run['after']['peak'] for run in theirs.runs) + nbytes
         figures['fill.peak'] = most / allowed
     return figures
 
 
-def _forked(run: Mapping[str, Any]) -> bool:
-    return any('fork' in load['seconds'] for load in run.get('stats', {}).get('loads', ()))
+def _peak(fill: Mapping[str, Any], nbytes: int) -> int:
+    """Most memory of a filler. The arenas of a copier come after the load, to what the program has then."""
+    after: Mapping[str, int] = fill['after']
+    forked = any('fork' in load['seconds'] for load in fill.get('stats', {}).get('loads', ()))
+    return max(after['peak'], after['rss'] + nbytes) if forked else after['peak']
 
 
 def _patch(timings: Timings) -> dict[str, float | None]:
