@@ -126,13 +126,15 @@ def finish(timeout: float | None = None) -> bool:
 def wait_for_room(nbytes: int) -> None:
     """Until what is still to be written leaves room for so many bytes more: the program may have freed it long ago."""
     with only_waiting():
-        while _pending and 2 * (sum(_pending.values()) + nbytes) > _available():
+        while _pending and 2 * (sum(_pending.values()) + nbytes) > available_memory():
             next(iter(_pending)).join()
 
 
-def _available() -> int:
-    with open('/proc/meminfo', 'rb') as lines:
+def available_memory() -> int:
+    """Bytes that the machine could still give to programs; 0 where it does not say."""
+    with contextlib.suppress(OSError), open('/proc/meminfo', 'rb') as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(b'MemAvailable:'))
+    return 0
 
 
 def remember(why: OvermindError) -> None:

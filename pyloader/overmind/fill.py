@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from overmind import chance, settings
-from overmind.background import Publication, wait_for_room
+from overmind.background import Publication, available_memory, wait_for_room
 from overmind.collector import collector_paused
 from overmind.copier import Copier, seen_by_others
 from overmind.errors import Bypass, StoreError, Unpicklable
@@ -204,7 +204,9 @@ class Fill:
         if self._late is None or settings.current().drop_sources or not threading.main_thread().is_alive():
             return False
         if set_to in ('auto', 'subprocess'):
-            return sum(p.nbytes for p in written.plans) >= WORTH  # a small entry is written in no time
+            # A small entry is written in no time, and where memory is short the program is to share that of the cache.
+            nbytes = sum(p.nbytes for p in written.plans)
+            return nbytes >= WORTH and available_memory() >= 2 * nbytes
         return set_to == 'background'
 
     def _publish_later(self, id: str, written: Written, content: Content) -> bool:

@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import nn
 
-from overmind import background, copier
+from overmind import background, copier, fill
 from overmind.api import finish_fills, load, stats
 from overmind.errors import OvermindError
 from overmind.staging import Staging
@@ -279,6 +279,13 @@ def test_a_file_that_changes_before_it_is_copied(
 def test_small_ones_are_written_at_once(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.setenv('OVERMIND_FILL', setting)
     load(model, 13)
+    assert len(entries(root)) == 1
+
+
+def test_where_memory_is_short_it_is_shared(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('OVERMIND_FILL', 'auto')
+    monkeypatch.setattr(fill, 'available_memory', lambda: 33_000_000)
+    load(torch.zeros, 17_000_000)
     assert len(entries(root)) == 1
 
 
