@@ -65,18 +65,22 @@ class Plan:
     offsets: dict[int, int]  # region index -> bytes from the start of the file
 
 
-# An arena has its memory from its beginning on, so a large component has several: what a fill lets go of then goes into
-# the next one. At most so many of an entry are parts; a staging may have 128 arenas.
+# An arena has its memory from its beginning on, so a large component has several where a fill lets go of what it copies,
+# which then goes into the next one. At most so many of an entry are parts; a staging may have 128 arenas.
 SHARD = 512 << 20
 _PARTS = 48
 
 
-def shards(groups: Mapping[str, Sequence[int]], regions: Sequence[Region]) -> Iterator[tuple[str, list[int]]]:
-    """Names and regions of the arenas for groups of regions, in the same order in every process.
+def shards(
+    groups: Mapping[str, Sequence[int]], regions: Sequence[Region], whole: bool = False
+) -> Iterator[tuple[str, list[int]]]:
+    """Names and regions of the arenas for groups of regions, in the same order in every process; with whole, one for
+    each group, which a reader opens in less time.
 
     A name without a suffix, or as saved checkpoints have it, ``unet-00001-of-00004``.
     """
-    limit = max(SHARD, -(-sum(r.nbytes for r in regions) // _PARTS))
+    total = sum(r.nbytes for r in regions)
+    limit = total if whole else max(SHARD, -(-total // _PARTS))
     for name, members in groups.items():
         parts: list[list[int]] = []
         left = 0

@@ -73,6 +73,7 @@ class Fill:
         self._call: Call | None = None
         self._store, self._references, self._stats, self._patched = store, references, load, patched
         self._held, self._late = held, late
+        self._meanwhile = False
 
     def run(self, call: Call, key: LookupKey, rekey: Callable[[], LookupKey]) -> Any:
         """Call the loader and cache its result; returns that, or the object rebuilt from the new entry."""
@@ -100,7 +101,7 @@ class Fill:
             written.manifest.id, written.manifest.key = self._store.name(key.id), _facts(key)
         self.id = key.id
         content = Content(encode(written.manifest), written.structure, written.plans)
-        if self._goes_on(written) and self._publish_later(key.id, written, content):
+        if self._meanwhile and self._publish_later(key.id, written, content):
             return self.result
         result = self._publish(key.id, written, content)
         if settings.current().drop_sources:
@@ -136,7 +137,8 @@ class Fill:
         groups: dict[str, list[int]] = {}
         for i, r in enumerate(regions):
             groups.setdefault(r.component or 'model', []).append(i)
-        shards = arena.shards(groups, regions)
+        self._meanwhile = self._goes_on(sum(r.nbytes for r in regions))
+        shards = arena.shards(groups, regions, whole=self._meanwhile)
         plans = [arena.plan(name, [regions[i] for i in members], members) for name, members in shards]
         at = {region: (n, offset) for n, p in enumerate(plans) for region, offset in p.offsets.items()}
         sources = {s.path: s for s in [*recorder.sources(), *map(_source, modules.values())]}
@@ -198,14 +200,13 @@ class Fill:
 
     # ---- while the program goes on
 
-    def _goes_on(self, written: Written) -> bool:
+    def _goes_on(self, nbytes: int) -> bool:
         """Whether the program is to have its object at once, and the entry to be written meanwhile."""
         set_to = settings.current().fill
         if self._late is None or settings.current().drop_sources or not threading.main_thread().is_alive():
             return False
         if set_to in ('auto', 'subprocess'):
             # A small entry is written in no time, and where memory is short the program is to share that of the cache.
-            nbytes = sum(p.nbytes for p in written.plans)
             return nbytes >= WORTH and available_memory() >= 2 * nbytes
         return set_to == 'background'
 

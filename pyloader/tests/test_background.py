@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import nn
 
-from overmind import background, copier, fill
+from overmind import arena, background, copier, fill
 from overmind.api import finish_fills, load, stats
 from overmind.errors import OvermindError
 from overmind.staging import Staging
@@ -138,6 +138,16 @@ def test_what_comes_from_it_is_an_argument_at_once(root: pathlib.Path, gate: Gat
 
 def around(part: nn.Module) -> nn.Module:
     return nn.Sequential(part, nn.Linear(8, 8))
+
+
+def test_a_large_component_has_one_arena(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, 'SHARD', 20_000)
+    load(model, 15)
+    assert finish_fills()
+    assert [path.name for path in root.glob('pipelines/*/tensors/*')] == ['model.safetensors']
+    monkeypatch.setenv('OVERMIND_FILL', 'inline')
+    load(the_same, 15)
+    assert len(list(root.glob('pipelines/the_same-*/tensors/*'))) > 3
 
 
 def test_equal_components_are_linked(root: pathlib.Path) -> None:
