@@ -65,8 +65,8 @@ class Plan:
     offsets: dict[int, int]  # region index -> bytes from the start of the file
 
 
-# An arena has its memory from its beginning on, so a large component has several where a fill lets go of what it copies,
-# which then goes into the next one. At most so many of an entry are parts; a staging may have 128 arenas.
+# An arena has its memory from its beginning on. Where a fill lets go of what it copies, a large component has several,
+# and what is given up goes into the next one. At most so many of an entry are parts; a staging may have 128 arenas.
 SHARD = 512 << 20
 _PARTS = 48
 
