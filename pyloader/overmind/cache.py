@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overmind import statistics
-from overmind.collector import collector_paused
+from overmind.collector import collector_paused, made_to_stay
 from overmind.entries import OpenEntry
 from overmind.errors import Bypass, CorruptEntry, Hangs, OvermindError, StoreError, Unkeyable
 from overmind.key import inputs, versions
@@ -172,6 +172,8 @@ class _Session:
             if reason is not None:
                 raise _Known(reason)
             hit, found = self._try_hit(store, key, references)
+            if found:
+                made_to_stay()
         return hit if found else self._miss(store, key, references)
 
     # ---- hit
@@ -344,6 +346,13 @@ def _store(settings: Settings) -> Store:
     if store is None:
         store = _stores[at] = Store(*at)
     return store
+
+
+def look_ahead() -> None:
+    """See Store.look_ahead; nothing where no root is set or a load is under way, whose inputs are being recorded."""
+    settings = current()
+    if settings.root is not None and not settings.disabled and not inside():
+        _store(settings).look_ahead()
 
 
 def _name(fn: Callable[..., Any]) -> str:
