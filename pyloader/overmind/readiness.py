@@ -7,9 +7,8 @@ import contextlib
 import sys
 from functools import lru_cache
 
-import overmind.cache
-import overmind.restore  # noqa: F401
-from overmind.key import origin, versions
+from overmind import cache, restore
+from overmind.key import lookup, origin, versions
 from overmind.patches.hooks import initializing
 
 
@@ -18,6 +17,7 @@ def get_ready() -> None:
     torch = sys.modules.get('torch')
     if torch is not None and not initializing(torch):
         _prepare()
+        lookup.get_ready()  # each library has some of what it looks at
 
 
 @lru_cache(maxsize=1)
@@ -30,3 +30,5 @@ def _prepare() -> None:
         import overmind_cext  # noqa: F401
     origin.library_prefixes()
     versions.installed()
+    restore.get_ready()
+    cache.look_ahead()
