@@ -360,9 +360,18 @@ def _allowed() -> str:
 
     Those of libraries depend on which of them are imported already, and are safe by their own word.
     """
+    global _only_libraries
     unpickler = sys.modules.get('torch._weights_only_unpickler')
+    marked = getattr(unpickler, '_marked_safe_globals_set', None)  # another set whenever it changes
+    if marked is not None and marked is _only_libraries:
+        return ''
     known: dict[str, Any] = getattr(unpickler, '_get_user_allowed_globals', dict)()
-    return ' '.join(sorted(name for name, made in known.items() if is_first_party(made.__module__ or '')))
+    own = ' '.join(sorted(name for name, made in known.items() if is_first_party(made.__module__ or '')))
+    _only_libraries = None if own else marked
+    return own
+
+
+_only_libraries: object = None
 
 
 _FRESH = (

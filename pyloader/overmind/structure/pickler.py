@@ -133,7 +133,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if t.__name__ == 'Tokenizer' and t.__module__ == 'tokenizers':
             return later.now, (self._pending(obj),)
         if t is later.Pending:
-            return later.Pending, (obj.data,)
+            return later.Pending, (obj.data if len(obj.data) < later.LARGE else obj.stored(),)
         if sentinels.may_be(obj, t):
             found = sentinels.name_of(obj, t, self._seen_modules)
             if found is not None:
