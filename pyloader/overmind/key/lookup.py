@@ -234,12 +234,17 @@ def _bind(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple
     found = []
     rest: Mapping[str, Any] = {}
     for i, (name, parameter) in enumerate(signature.parameters.items()):
-        if name not in bound or i < skip:
+        if name not in bound:
             continue
+        value = bound[name]
+        if i < skip:
+            if parameter.kind is not inspect.Parameter.VAR_POSITIONAL or not value[skip:]:
+                continue
+            value = value[skip:]  # f(*args), where the first one is what it is bound to
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            rest = bound[name]
+            rest = value
         else:
-            found.append((_KIND.get(parameter.kind, b'p'), name, bound[name]))
+            found.append((_KIND.get(parameter.kind, b'p'), name, value))
     return found + [(b'k', name, rest[name]) for name in sorted(rest)]
 
 
