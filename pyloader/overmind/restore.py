@@ -126,19 +126,23 @@ def _tensors(torch: Any, manifest: Manifest, storages: list[Any]) -> list[Any]:
     dtypes = [getattr(torch, name, None) for name in manifest.dtypes]
     if not all(isinstance(d, torch.dtype) for d in dtypes):
         raise CorruptEntry(f'a dtype among {manifest.dtypes} is unknown to torch {torch.__version__}')
-    templates: dict[tuple[int, int], Any] = {}
-    devices = [device for _, _, _, device in manifest.storages]
+    templates: dict[tuple[int, int], tuple[Any, int]] = {}
+    sizes, devices = [row[1] for row in manifest.storages], [row[3] for row in manifest.storages]
     dims, make, parameter = manifest.dims, torch.Tensor._make_subclass, torch.nn.Parameter
     out: list[Any] = []
     for offset, at, storage, dtype, ndim, flags, _ in manifest.tensors:
         device = devices[storage]
-        new = templates.get((dtype, device))
-        if new is None:
+        template = templates.get((dtype, device))
+        if template is None:
             empty = torch.empty(0, dtype=dtypes[dtype], device=manifest.devices[device])
-            new = templates[dtype, device] = empty.new
+            template = templates[dtype, device] = empty.new, empty.element_size()
+        new, nbytes = template
         middle = at + ndim
         try:
-            t = new().set_(storages[storage], offset, dims[at:middle], dims[middle : middle + ndim])
+            if ndim == 1 and not offset and dims[middle] == 1 and dims[at] * nbytes == sizes[storage]:
+                t = new(storages[storage])  # as below, in half of the time
+            else:
+                t = new().set_(storages[storage], offset, dims[at:middle], dims[middle : middle + ndim])
         except RuntimeError as e:
             raise CorruptEntry(f'tensor {len(out)} does not fit its storage: {e}') from e
         if flags & PARAMETER:
