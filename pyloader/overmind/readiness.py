@@ -1,5 +1,5 @@
 """What the first hit of a process needs beyond the next one, done while a library is imported: a hundredth part of that
-time, and a third of a hit's."""
+time, and a third of a hit's. The daemon is asked in the background, since it may hang."""
 
 from __future__ import annotations
 
