@@ -348,11 +348,14 @@ def _store(settings: Settings) -> Store:
     return store
 
 
-def look_ahead() -> None:
+def look_ahead() -> Store | None:
     """See Store.look_ahead; nothing where no root is set or a load is under way, whose inputs are being recorded."""
     settings = current()
-    if settings.root is not None and not settings.disabled and not inside():
-        _store(settings).look_ahead()
+    if settings.root is None or settings.disabled or inside():
+        return None
+    store = _store(settings)
+    store.look_ahead()
+    return store
 
 
 def _name(fn: Callable[..., Any]) -> str:

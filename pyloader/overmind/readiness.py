@@ -10,18 +10,23 @@ from functools import lru_cache
 from overmind import cache, restore
 from overmind.key import lookup, origin, versions
 from overmind.patches.hooks import initializing
+from overmind.store import Store
 
 
 def get_ready() -> None:
     """Cheap when there is nothing left to do. Once torch is whole, also what builds on it."""
     torch = sys.modules.get('torch')
     if torch is not None and not initializing(torch):
-        _prepare()
+        store = _prepare()
         lookup.get_ready()  # each library has some of what it looks at
+        if store is not None and store.way == 'fd':  # known once the daemon has answered
+            with contextlib.suppress(ImportError):
+                import overmind.control.client  # noqa: F401
 
 
 @lru_cache(maxsize=1)
-def _prepare() -> None:
+def _prepare() -> Store | None:
+    """The store in use, if any."""
     import overmind.structure.later
     import overmind.structure.rebuild
     import overmind.structure.unpickle  # noqa: F401
@@ -31,4 +36,4 @@ def _prepare() -> None:
     origin.library_prefixes()
     versions.installed()
     restore.get_ready()
-    cache.look_ahead()
+    return cache.look_ahead()
