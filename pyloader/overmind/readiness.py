@@ -35,5 +35,6 @@ def _prepare() -> Store | None:
         import overmind_cext  # noqa: F401
     origin.library_prefixes()
     versions.installed()
-    restore.get_ready()
+    with contextlib.suppress(Exception):  # whatever mode torch is in
+        restore.get_ready()
     return cache.look_ahead()
