@@ -64,6 +64,21 @@ def test_attributes_of_a_plain_parameter() -> None:
     assert torch.equal(q.flags['a'][0], torch.full((4,), 7.0))
 
 
+def test_what_is_almost_a_whole_storage() -> None:
+    whole = torch.arange(6, dtype=torch.int16)
+    odd = torch.arange(7, dtype=torch.uint8)[:6].view(torch.int16)
+    one = torch.ones(1).as_strided((1,), (5,))
+    made = [whole, whole[:3], whole[::2], whole[1:], whole.view(torch.uint8), odd, one, torch.ones(0), torch.ones(4, 0)]
+    made += [nn.Parameter(t.float().detach().clone()) for t in made]
+    for before, after in zip(made, roundtrip(made), strict=True):
+        assert (type(after), after.dtype, after.shape) == (type(before), before.dtype, before.shape)
+        assert (after.stride(), after.storage_offset()) == (before.stride(), before.storage_offset())
+        assert after.untyped_storage().nbytes() == before.untyped_storage().nbytes()
+        assert torch.equal(after, before)
+        assert after.is_leaf
+        assert after._base is None
+
+
 class Counted(nn.Linear):
     """Something of its own is to happen when its attributes come back."""
 
