@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from overmind import statistics
 from overmind.activity import loading, only_waiting
-from overmind.collector import collector_paused
+from overmind.collector import collector_paused, made_to_stay
 from overmind.entries import OpenEntry
 from overmind.errors import Bypass, CorruptEntry, Hangs, OvermindError, StoreError, Unkeyable
 from overmind.key import inputs, versions
@@ -179,6 +179,8 @@ class _Session:
             if reason is not None:
                 raise _Known(reason)
             hit, found = self._try_hit(store, key, references)
+            if found:
+                made_to_stay()
         return hit if found else self._miss(store, key, references)
 
     # ---- hit
@@ -371,6 +373,16 @@ def _store(settings: Settings) -> Store:
     store = _stores.get(at)
     if store is None:
         store = _stores[at] = Store(*at)
+    return store
+
+
+def look_ahead() -> Store | None:
+    """See Store.look_ahead; nothing where no root is set or a load is under way, whose inputs are being recorded."""
+    settings = current()
+    if settings.root is None or settings.disabled or inside():
+        return None
+    store = _store(settings)
+    store.look_ahead()
     return store
 
 

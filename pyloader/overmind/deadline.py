@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -25,35 +26,39 @@ def guarded(
     """
     result: list[T] = []
     error: list[BaseException] = []
-    gate, abandoned = threading.Lock(), threading.Event()
+    gate, over = threading.Lock(), threading.Lock()
+    abandoned = False
 
     def run() -> None:
         try:
             value = work()
+            with gate:
+                if not abandoned:
+                    result.append(value)
+                    return
+            if late is not None:
+                late(value)
         except BaseException as e:
             error.append(e)
-            return
-        with gate:
-            if not abandoned.is_set():
-                result.append(value)
-                return
-        if late is not None:
-            late(value)
+        finally:
+            over.release()
 
     def abandon() -> None:
+        nonlocal abandoned
         with gate:
-            abandoned.set()
+            abandoned = True
 
-    thread = threading.Thread(target=run, name='overmind-touch', daemon=True)
+    over.acquire()
     try:
-        thread.start()
+        # Not a Thread: with its events and its way in and out of a table it costs five times as much.
+        _thread.start_new_thread(run, ())
     except RuntimeError as e:
         raise StoreError(f'{what} is not touched without a thread to do it: {e}') from e
     try:
-        thread.join(seconds)
-        while check is not None and thread.is_alive():
+        done = over.acquire(timeout=seconds)
+        while check is not None and not done:
             check()
-            thread.join(seconds)
+            done = over.acquire(timeout=seconds)
     except BaseException:
         abandon()
         if result and late is not None:

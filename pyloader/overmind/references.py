@@ -136,19 +136,21 @@ def _kinds(obj: Any) -> str:
     if torch is None:
         return ''
     todo = [part for _, part in _components(obj) if isinstance(part, torch.nn.Module)]
-    seen: set[int] = set()
+    seen = {id(None)}
     modes: set[bool] = set()
-    kinds: set[tuple[Any, Any, bool]] = set()
-    while todo:
-        module = todo.pop()
-        if module is None or id(module) in seen:
+    tensors: list[Any] = []
+    for module in todo:  # which grows meanwhile
+        if id(module) in seen:
             continue
         seen.add(id(module))
         modes.add(module.training)
-        for tensors in (module._parameters, module._buffers):
-            if tensors:
-                kinds.update(map(_kind, [t for t in tensors.values() if t is not None]))
-        todo += module._modules.values()
+        if own := module._parameters:
+            tensors += own.values()
+        if own := module._buffers:
+            tensors += own.values()
+        if own := module._modules:
+            todo += own.values()
+    kinds = set(map(_kind, [t for t in tensors if t is not None]))
     found = {(mode,) for mode in modes} | {(dtype, device.type, grad) for dtype, device, grad in kinds}
     return hashlib.sha256(repr(sorted(map(repr, found))).encode()).hexdigest()[:8] if found else ''
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
+import os
 import pickle
 import threading
 from collections.abc import Iterator
@@ -13,7 +15,10 @@ from typing import Any
 import pytest
 
 tokenizers = pytest.importorskip('tokenizers')
+torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
+
+from roundtrip import roundtrip, write  # noqa: E402
 
 from overmind.references import _state  # noqa: E402
 from overmind.structure import later  # noqa: E402
@@ -72,6 +77,25 @@ def test_is_built_when_it_is_used(original: Any) -> None:
     assert type(vars(back)['_tokenizer']) is tokenizers.Tokenizer
     assert back._tokenizer is back.backend_tokenizer
     assert back.backend_tokenizer.to_str() == original.backend_tokenizer.to_str()
+
+
+def test_a_large_one_is_kept_in_an_arena(original: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all processes share it, and nobody reads it before its first use."""
+    monkeypatch.setattr(later, 'LARGE', 1)
+    manifest, structure, files = write([original])
+    for fd in files:
+        os.close(fd)
+    assert [s[1] > 100 for s in manifest.storages] == [True]
+    assert b'lower' not in structure.replace(b'lowercase', b'')
+    back, again, _ = roundtrip([original, copy.copy(original), {'beside': torch.ones(3)}])
+    assert type(vars(back)['_tokenizer'].data) is torch.UntypedStorage
+    assert waits(again)
+    copied = pickle.loads(pickle.dumps(again))
+    gc.collect()
+    for found in (back, copied):
+        assert found('low lower').input_ids == original('low lower').input_ids
+        assert found.backend_tokenizer.to_str() == original.backend_tokenizer.to_str()
+        assert not waits(found)
 
 
 @pytest.mark.parametrize('copied', [copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t))])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from roundtrip import roundtrip
+from roundtrip import roundtrip, write
 from torch import nn
 
 from overmind.errors import CorruptEntry, Unpicklable
@@ -34,6 +36,98 @@ def test_parameter_subclass_keeps_class_attributes_and_flags() -> None:
     assert type(q) is Tagged
     assert not q.requires_grad
     assert torch.equal(q.quant_state['absmax'], torch.arange(3.0))
+
+
+def test_attributes_of_a_plain_parameter() -> None:
+    """As transformers leaves them on every Parameter: its row of the table is used, and nothing is lost."""
+    p = nn.Parameter(torch.arange(4.0), requires_grad=False)
+    p._is_hf_initialized, p.scale, p.flags = True, torch.ones(2), {'a': [p.data]}  # type: ignore[attr-defined]
+    view = p.data[1:]
+    view.mark = 'x'  # type: ignore[attr-defined]
+    first = {'p': p, 'again': [p], 'scale': p.scale, 'view': view}  # type: ignore[attr-defined]
+    manifest, structure, files = write(first)
+    for fd in files:
+        os.close(fd)
+    assert len(manifest.tensors) == 4
+    assert b'attributed' in structure
+    back = roundtrip(first)
+    q = back['p']
+    assert type(q) is nn.Parameter
+    assert not q.requires_grad
+    assert vars(q).keys() == vars(p).keys()
+    assert q._is_hf_initialized is True
+    assert back['again'][0] is q
+    assert back['scale'] is q.scale
+    assert back['view'].mark == 'x'
+    q.data.fill_(7)
+    assert torch.equal(back['view'], torch.full((3,), 7.0))
+    assert torch.equal(q.flags['a'][0], torch.full((4,), 7.0))
+
+
+def test_what_is_almost_a_whole_storage() -> None:
+    whole = torch.arange(6, dtype=torch.int16)
+    odd = torch.arange(7, dtype=torch.uint8)[:6].view(torch.int16)
+    one = torch.ones(1).as_strided((1,), (5,))
+    made = [whole, whole[:3], whole[::2], whole[1:], whole.view(torch.uint8), odd, one, torch.ones(0), torch.ones(4, 0)]
+    made += [nn.Parameter(t.float().detach().clone()) for t in made]
+    for before, after in zip(made, roundtrip(made), strict=True):
+        assert (type(after), after.dtype, after.shape) == (type(before), before.dtype, before.shape)
+        assert (after.stride(), after.storage_offset()) == (before.stride(), before.storage_offset())
+        assert after.untyped_storage().nbytes() == before.untyped_storage().nbytes()
+        assert torch.equal(after, before)
+        assert after.is_leaf
+        assert after._base is None
+
+
+class Counted(nn.Linear):
+    """Something of its own is to happen when its attributes come back."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]
+        self.restored = True
+
+
+def test_modules_get_their_attributes() -> None:
+    parent = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    parent.note, parent[0].above = 'here', [parent]
+    parent[0].own = vars(parent[0])
+    parent[1].register_forward_hook(str, prepend=True)
+    older = nn.ReLU()
+    del older._backward_pre_hooks  # of a torch that had none
+    back = roundtrip({'parent': parent, 'counted': Counted(1, 1), 'older': older})
+    again = back['parent']
+    assert list(vars(again)) == list(vars(parent))
+    assert again.note == 'here'
+    assert again[0].above[0] is again
+    assert again[0].own['_parameters'] is again[0]._parameters
+    assert list(again[1]._forward_hooks.values()) == [str]
+    assert vars(again[0]) is not vars(parent[0])
+    assert back['counted'].restored
+    assert back['older']._backward_pre_hooks == {}
+    assert back['older'](torch.ones(1)) == 1
+    again[0].extra = 1
+    assert not hasattr(parent[0], 'extra')
+    again.load_state_dict(parent.state_dict())
+
+
+class Ordered(collections.OrderedDict[str, int]):
+    pass
+
+
+def test_ordered_dicts() -> None:
+    marked = collections.OrderedDict(a=1)
+    marked.mark = [marked]  # type: ignore[attr-defined]
+    filled = collections.OrderedDict.fromkeys('cab')
+    back = roundtrip([filled, collections.OrderedDict(), marked, Ordered(z=1, a=2), filled])
+    assert list(map(type, back)) == list(map(type, [filled, filled, marked, Ordered(), filled]))
+    assert list(back[0]) == ['c', 'a', 'b']
+    assert back[4] is back[0]
+    back[0].move_to_end('c')
+    assert list(reversed(back[0])) == ['c', 'b', 'a']
+    back[1]['x'] = 1
+    assert back[1].popitem() == ('x', 1)
+    assert back[2].mark[0] is back[2]
+    assert list(back[3].items()) == [('z', 1), ('a', 2)]
 
 
 def test_gradients_bits_and_requires_grad() -> None:
@@ -183,7 +277,7 @@ def test_a_class_of_main_is_the_scripts_own_and_else_a_copy(tmp_path: Any) -> No
             data, _ = dumps(make(), Table(), ({{}}, {{}}))
             open(sys.argv[2], 'wb').write(data)
         else:
-            back = loads(open(sys.argv[2], 'rb').read(), None, {{}})
+            back = loads(open(sys.argv[2], 'rb').read(), {{}}.__getitem__, {{}})
             own = globals().get('Net')
             print(type(back) is own, back.go(3), type(back).self_name())
     """)
@@ -268,9 +362,9 @@ def test_a_view_of_an_arguments_memory_is_refused() -> None:
 
 
 def test_an_index_that_is_not_there_is_corrupt() -> None:
-    from overmind.restore import _lookup
+    from overmind.restore import _Objects
 
-    look = _lookup([None, None], References(Registry(), {}))
+    look = _Objects([(2, torch.ones(1))], References(Registry(), {})).__getitem__
     for pid in (-1, 0, 5, 'x', ('a',), (('vae',), 'm:x'), None):
         with pytest.raises(CorruptEntry):
             look(pid)

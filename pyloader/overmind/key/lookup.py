@@ -22,7 +22,8 @@ from overmind.key.origin import common_name, is_first_party
 from overmind.key.readable import readable
 from overmind.key.wire import pack_all, text
 
-FORMAT = '1'
+# Another one where older loaders cannot read a structure.pkl of this one: they and this one then have entries apart.
+FORMAT = '2'
 
 # Read by the libraries while they load, each found in their sources, and able to change what comes back.
 ENVIRONMENT = (
@@ -233,12 +234,17 @@ def _bind(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple
     found = []
     rest: Mapping[str, Any] = {}
     for i, (name, parameter) in enumerate(signature.parameters.items()):
-        if name not in bound or i < skip:
+        if name not in bound:
             continue
+        value = bound[name]
+        if i < skip:
+            if parameter.kind is not inspect.Parameter.VAR_POSITIONAL or not value[skip:]:
+                continue
+            value = value[skip:]  # f(*args), where the first one is what it is bound to
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            rest = bound[name]
+            rest = value
         else:
-            found.append((_KIND.get(parameter.kind, b'p'), name, bound[name]))
+            found.append((_KIND.get(parameter.kind, b'p'), name, value))
     return found + [(b'k', name, rest[name]) for name in sorted(rest)]
 
 
@@ -349,14 +355,28 @@ def _torch_state() -> tuple[tuple[str, str], ...]:
     )  # fmt: skip
 
 
+def get_ready() -> None:
+    """What the first key takes longer for than the next ones."""
+    _allowed()
+
+
 def _allowed() -> str:
     """The program's own classes among torch's safe globals: without them, torch.load refuses a file that has any.
 
     Those of libraries depend on which of them are imported already, and are safe by their own word.
     """
+    global _only_libraries
     unpickler = sys.modules.get('torch._weights_only_unpickler')
+    marked = getattr(unpickler, '_marked_safe_globals_set', None)  # another set whenever it changes
+    if marked is not None and marked is _only_libraries:
+        return ''
     known: dict[str, Any] = getattr(unpickler, '_get_user_allowed_globals', dict)()
-    return ' '.join(sorted(name for name, made in known.items() if is_first_party(made.__module__ or '')))
+    own = ' '.join(sorted(name for name, made in known.items() if is_first_party(made.__module__ or '')))
+    _only_libraries = None if own else marked
+    return own
+
+
+_only_libraries: object = None
 
 
 _FRESH = (

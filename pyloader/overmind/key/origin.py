@@ -6,6 +6,7 @@ import os
 import site
 import sys
 import sysconfig
+import weakref
 from functools import lru_cache
 from types import ModuleType
 
@@ -14,6 +15,8 @@ _OURS = frozenset({'overmind', 'overmind_cext'})
 # multiprocessing gives the running script its second name in the processes that it spawns.
 MAIN = frozenset({'__main__', '__mp_main__'})
 _MARKS = ('/site-packages/', '/dist-packages/')
+# By name, modules from a file of a library: a key asks for the same hundred again and again.
+_libraries: dict[str, weakref.ref[ModuleType]] = {}
 
 
 @lru_cache(maxsize=1)
@@ -54,11 +57,17 @@ def is_first_party(module: str | ModuleType) -> bool:
         loaded = sys.modules.get(name)
         if loaded is None:
             return True
+        known = _libraries.get(name)
+        if known is not None and known() is loaded:
+            return False
         module = loaded
     names = getattr(module, '__dict__', {})  # a module may make up what it is asked for
     path = names.get('__file__')
     if isinstance(path, str):
-        return not is_library_file(os.path.abspath(path))
+        own = not is_library_file(os.path.abspath(path))
+        if not own and isinstance(module, ModuleType):
+            _libraries[name] = weakref.ref(module)
+        return own
     folders = list(names.get('__path__', ()))
     if folders:
         return not all(_folder_is_library(os.path.abspath(f)) for f in folders)

@@ -171,6 +171,8 @@ def _detach() -> None:
     os.dup2(0, 1)
     gc.collect()
     gc.freeze()
+    if (collector := sys.modules.get('overmind.collector')) is not None:
+        collector.leave_young()  # in the children, which have it already
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need nobody to wait for them
 
 

@@ -6,6 +6,7 @@ which comes before that, gives everybody who asks for ``_tokenizer`` the real on
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import threading
 from typing import Any, SupportsIndex
@@ -17,11 +18,15 @@ _HOSTS = frozenset({'PreTrainedTokenizerFast', 'TokenizersBackend'})  # of trans
 _lock = threading.RLock()
 
 
+# Bytes from which a tokenizer is kept in an arena, where it is shared and costs a hit nothing until it is used.
+LARGE = 256 << 10
+
+
 class Pending:
     """A ``tokenizers.Tokenizer`` to be; copies and pickles of it are those of the real one."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, data: Any) -> None:
+        self.data = data  # a pickle: bytes, or a torch.UntypedStorage
         self._built: Any = None
 
     @classmethod
@@ -34,10 +39,25 @@ class Pending:
         """The tokenizer, built once."""
         with _lock:
             if self._built is None:
-                build, arguments = pickle.loads(self.data)
+                build, arguments = pickle.loads(self._buffer())
                 self._built = build(*arguments)
                 self.data = b''
             return self._built
+
+    def _buffer(self) -> Any:
+        if isinstance(self.data, bytes):
+            return self.data
+        return (ctypes.c_char * self.data.nbytes()).from_address(self.data.data_ptr())
+
+    def stored(self) -> Any:
+        """The pickle as a storage of its own, which starts where an arena keeps it."""
+        import torch
+
+        if isinstance(self.data, bytes):
+            out = torch.empty(len(self.data), dtype=torch.uint8)
+            ctypes.memmove(out.data_ptr(), self.data, len(self.data))
+            self.data = out.untyped_storage()
+        return self.data
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         # For a process without this package, too.

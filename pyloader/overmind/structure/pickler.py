@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copyreg
+import dataclasses
 import io
 import os
 import sys
@@ -26,9 +28,10 @@ from overmind.references import Path
 from overmind.structure import arrays, later, rebuild, script, sentinels
 from overmind.structure.constants import constants
 from overmind.structure.modules import file_of
-from overmind.structure.table import Table, plain
+from overmind.structure.table import Table, bare, plain
 from overmind.structure.where import place
 
+_new = copyreg.__newobj__  # type: ignore[attr-defined]
 _LOCKS = {type(threading.Lock()): 'lock', type(threading.RLock()): 'rlock', threading.local: 'local'}
 _OPEN = (io.IOBase, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _RECOMPUTING = frozenset({
@@ -64,6 +67,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.arrays: list[Any] = []
         self._shared = shared or {}
         self._plain = {torch.Tensor, torch.nn.Parameter}
+        self._every = vars(torch.nn.Module()).keys()  # with all of them, __setstate__ has nothing to add
 
     def persistent_id(self, obj: Any) -> Any:
         self.last = obj
@@ -74,6 +78,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if t in self._plain:
             self._refuse_foreign(obj)
             return 2 * self._table.tensor(obj) if plain(obj) else None
+        if t is _Row:
+            return 2 * self._table.tensor(obj.tensor)
         if t is torch.UntypedStorage:
             return self._storage_id(obj)
         return None
@@ -102,9 +108,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         t = type(obj)
         if t is collections.OrderedDict:  # a module has a dozen of them
-            return NotImplemented
+            # An empty one made without its __init__, which costs as much again as all the rest.
+            return NotImplemented if vars(obj) else (_new, (t,), None, None, iter(obj.items()))
         if isinstance(obj, torch.Tensor):
             return self._tensor(obj, t)
+        if t is _Setter:
+            return rebuild.dict_setter, ()
         if arrays.is_array(t):
             return self._array(obj)
         reduce = _BY_TYPE.get(t)
@@ -124,7 +133,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if t.__name__ == 'Tokenizer' and t.__module__ == 'tokenizers':
             return later.now, (self._pending(obj),)
         if t is later.Pending:
-            return later.Pending, (obj.data,)
+            return later.Pending, (obj.data if len(obj.data) < later.LARGE else obj.stored(),)
         if sentinels.may_be(obj, t):
             found = sentinels.name_of(obj, t, self._seen_modules)
             if found is not None:
@@ -198,7 +207,16 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if any(c.__name__ == 'PreTrainedModel' and c.__module__ == 'transformers.modeling_utils' for c in t.__mro__):
             parts = obj.__reduce_ex__(4)
             return (*parts[:3], None, None, rebuild.set_pretrained)
-        return super().reducer_override(obj)
+        return self._with_dict(obj, t) or super().reducer_override(obj)
+
+    def _with_dict(self, obj: Any, t: Any) -> Any:
+        """A module that nothing is to be done for but to give it its attributes; None for others."""
+        if t.__setstate__ is not torch.nn.Module.__setstate__ or t.__reduce_ex__ is not object.__reduce_ex__:
+            return None
+        parts = obj.__reduce_ex__(4)
+        if parts[0] is not _new or type(parts[2]) is not dict or not self._every <= parts[2].keys():
+            return None
+        return (*parts[:3], None, None, _SETTER)
 
     def _script_module(self, obj: Any, t: type) -> Any:
         if t is not torch.jit.RecursiveScriptModule or obj is not self._top:
@@ -218,12 +236,30 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not _owned(t):
             return NotImplemented
         state = dict(obj.__dict__)
+        if t in self._plain and bare(obj):
+            return rebuild.attributed, (_Row(obj), state)
         grad = obj.grad if obj.is_leaf else None
         if obj._backward_hooks or getattr(obj, '_post_accumulate_grad_hooks', None):
             raise Unpicklable('a tensor with gradient hooks')
         facts = (obj.dtype, obj.storage_offset(), tuple(obj.size()), obj.stride(), obj.requires_grad)
         flags = torch._utils.get_tensor_metadata(obj)
         return rebuild.tensor, (t, obj.untyped_storage(), *facts, flags, grad, state)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Row:
+    """Stands for a tensor without its attributes: its row of the table."""
+
+    tensor: torch.Tensor
+
+
+class _Setter:
+    """Stands for what sets the whole ``__dict__`` of a module."""
+
+    def __call__(self) -> None: ...
+
+
+_SETTER = _Setter()
 
 
 class Definition:

@@ -39,6 +39,18 @@ def tensor(
     return t
 
 
+def attributed(t: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
+    """A tensor of the table with attributes: transformers leaves a mark on each Parameter."""
+    t.__dict__.update(state)
+    return t
+
+
+def dict_setter() -> Any:
+    """What sets the ``__dict__`` of a module, called with both: no step of the interpreter for each. torch's own way,
+    __setstate__, looks for what modules of older versions lack, and takes as long as all the rest of making one."""
+    return vars(torch.nn.Module)['__dict__'].__set__
+
+
 def array(
     storage: torch.UntypedStorage,
     offset: int,

@@ -132,6 +132,11 @@ class Table:
 
 def plain(t: torch.Tensor) -> bool:
     """Whether a row of the table says all there is to say of t (whose class is Tensor or Parameter)."""
+    return not t.__dict__ and bare(t)
+
+
+def bare(t: torch.Tensor) -> bool:
+    """The same but for its attributes."""
     return (
         t.layout is torch.strided
         and t.device.type != 'meta'
@@ -142,7 +147,6 @@ def plain(t: torch.Tensor) -> bool:
         and t.grad is None
         and not t.is_conj()
         and not t.is_neg()
-        and not t.__dict__
         and not t._backward_hooks
         and not getattr(t, '_post_accumulate_grad_hooks', None)
     )

@@ -13,10 +13,8 @@ from overmind.structure.modules import import_from
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, lookup: Callable[[Any], Any], modules: dict[str, str]) -> None:
         super().__init__(io.BytesIO(data))
-        self._lookup, self._modules = lookup, modules
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self._lookup(pid)
+        self._modules = modules
+        self.persistent_load = lookup  # type: ignore[method-assign]  # thousands of calls
 
     def find_class(self, module: str, name: str) -> Any:
         try:

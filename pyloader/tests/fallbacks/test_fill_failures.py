@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import gc
 import os
@@ -108,8 +109,9 @@ def test_an_object_that_must_not_be_looked_at(root: pathlib.Path, checkpoint: st
 
 
 def test_no_thread(root: pathlib.Path, checkpoint: str, falls_back: Falls, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: threading.Thread) -> None:
+    def start(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, 'start', start)
+    monkeypatch.setattr(_thread, 'start_new_thread', start)
     assert_made(falls_back("can't start new thread", make, checkpoint))

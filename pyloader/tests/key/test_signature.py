@@ -37,3 +37,19 @@ def test_the_first_argument_has_its_name() -> None:
         assert one.digest == key(cls.from_pretrained, name='org/name', a=1).digest
         assert one.digest != key(cls.from_pretrained, 'org/name', 1).digest
         assert one.hub_unresolved
+
+
+class Starred:
+    @classmethod
+    def make(*args: object, **more: object) -> object:
+        return args
+
+    def again(*args: object) -> object:
+        return args
+
+
+def test_arguments_behind_what_a_method_is_bound_to() -> None:
+    for fn in (Starred.make, Starred().again):
+        keys = {key(fn, *args).digest for args in ((), (1,), (2,), (1, 2))}
+        assert len(keys) == 4
+        assert ('argument args', '[1]') in key(fn, 1).facts

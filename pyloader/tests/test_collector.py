@@ -1,0 +1,74 @@
+"""What a hit has made is old for the garbage collector at once: so often, and not against a program's own wishes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from overmind import collector
+
+
+class Node:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(collector, '_left', 3)
+    gc.collect()
+    gc.disable()
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def generation(obj: object) -> int:
+    return next(n for n in range(3) if any(o is obj for o in gc.get_objects(n)))
+
+
+def test_objects_are_old_and_still_go_when_nobody_has_them() -> None:
+    node = Node()
+    assert generation(node) < 2
+    collector.made_to_stay()
+    assert generation(node) == 2
+    assert gc.get_freeze_count() == 0
+    gone = weakref.ref(node)
+    del node
+    assert gone() is not None
+    gc.collect()
+    assert gone() is None
+
+
+def test_not_again_and_again() -> None:
+    """What is made and dropped in a loop must be found without a look at everything."""
+    for _ in range(3):
+        collector.made_to_stay()
+    node = Node()
+    collector.made_to_stay()
+    assert generation(node) < 2
+
+
+def test_what_the_program_has_frozen_stays_so() -> None:
+    frozen = Node()
+    gc.freeze()
+    count = gc.get_freeze_count()
+    assert count > 0
+    node = Node()
+    collector.made_to_stay()
+    assert gc.get_freeze_count() == count
+    assert generation(node) < 2
+    assert not any(o is frozen for o in gc.get_objects())
+    gc.unfreeze()
+    collector.made_to_stay()  # it is not asked a second time, which would take as long
+    assert generation(node) < 2
+
+
+def test_a_parent_that_has_frozen_says_so() -> None:
+    collector.leave_young()
+    node = Node()
+    collector.made_to_stay()
+    assert generation(node) < 2
