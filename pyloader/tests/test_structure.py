@@ -461,6 +461,18 @@ def test_nested_containers_of_views_come_back(tree: Any) -> None:
     assert storages(tree) == storages(back)
 
 
+class Slotted(nn.Module):
+    __slots__ = ('extra',)
+
+
+def test_what_torch_would_lose_of_a_module() -> None:
+    m = Slotted()
+    assert type(roundtrip(m)) is Slotted
+    m.extra = 5
+    with pytest.raises(Unpicklable, match='extra in __slots__'):
+        roundtrip(m)
+
+
 def test_gradient_hooks_and_shared_memory_are_refused() -> None:
     p = nn.Parameter(torch.ones(2))
     p.register_post_accumulate_grad_hook(lambda _: None)
