@@ -196,7 +196,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             raise Unpicklable('the module of an exported program')
         if t.__name__ == 'OptimizedModule' or obj.__dict__.get('_compiled_call_impl') is not None:
             raise Unpicklable('a module that torch.compile has wrapped; cache the module and compile it after the load')
-        if obj.__setstate__.__func__ is torch.nn.Module.__setstate__:
+        if getattr(t, '__setstate__', None) is torch.nn.Module.__setstate__:
             lost = [name for name in copyreg._slotnames(t) if hasattr(obj, name)]  # type: ignore[attr-defined]
             if lost:
                 raise Unpicklable(f'a module that keeps {lost[0]} in __slots__, of which torch restores nothing')
