@@ -13,10 +13,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from overmind.activity import only_waiting, wait_for_quiet
-from overmind.arena import Plan
 from overmind.copier import Copier
 from overmind.errors import Bypass, OvermindError
 from overmind.logs import logger
@@ -44,7 +43,6 @@ class Publication:
     held: contextlib.ExitStack
     changed: Callable[[], str | None]  # why what the copier saw may not be what was loaded
     failed: Callable[[Exception], None]  # not called with the lock held
-    _progress: Progress | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Raises RuntimeError where no thread is to be had; held is then still the caller's."""
@@ -66,9 +64,14 @@ class Publication:
         finally:
             _pending.pop(threading.current_thread(), None)
 
+    def _line(self) -> Progress:
+        """On the terminal, once the program itself is at its end and waits for this."""
+        text = f'the program is done; writing {self.id} into the cache'
+        return Progress(text, background=True, when=lambda: not threading.main_thread().is_alive())
+
     def _write(self) -> Exception | None:
         try:
-            with self.held, contextlib.closing(self.copier), contextlib.closing(self):
+            with self.held, contextlib.closing(self.copier), self._line():
                 try:
                     with stage(self.store, self.id) as staging:
                         self._fill(staging)
@@ -82,12 +85,7 @@ class Publication:
     def _fill(self, staging: Staging) -> None:
         start = time.perf_counter()
 
-        def agreement(plan: Plan, fd: int) -> int:
-            self._show()
-            return self.copier.agreement(plan, fd)
-
-        for plan in link_and_reserve(staging, self.content, agreement, self.load):
-            self._show()
+        for plan in link_and_reserve(staging, self.content, self.copier.agreement, self.load):
             with staging.arena(plan.name, plan.nbytes) as (fd, mapped):
                 work = functools.partial(self.copier.copy, plan, mapped=mapped)
                 self.store.patiently_with(fd, work)
@@ -102,17 +100,6 @@ class Publication:
         entry.close()
         staging.commit()
         self.load.seconds['commit'] = time.perf_counter() - copied
-
-    def _show(self) -> None:
-        """A line on the terminal once the program itself is at its end, and waits for this."""
-        if self._progress is None and not threading.main_thread().is_alive():
-            self._progress = Progress(f'the program is done; writing {self.id} into the cache', background=True)
-            self._progress.__enter__()
-
-    def close(self) -> None:
-        """Take the line away."""
-        if self._progress is not None:
-            self._progress.close()
 
 
 def finish(timeout: float | None = None) -> bool:
