@@ -26,7 +26,7 @@ from overmind.statistics import Load
 from overmind.store import Store
 
 _QUIET_SECONDS, _QUIET_AT_MOST_SECONDS = 0.1, 10.0
-_pending: dict[threading.Thread, int] = {}  # bytes
+_pending: dict[threading.Event, int] = {}  # what is set when one is done, and its bytes
 _turn = threading.Lock()
 _failures: list[OvermindError] = []  # with OVERMIND_STRICT=1, of which nobody has heard yet
 
@@ -46,15 +46,16 @@ class Publication:
 
     def start(self) -> None:
         """Raises RuntimeError where no thread is to be had; held is then still the caller's."""
-        thread = threading.Thread(target=self._run, name='overmind-fill', daemon=False)
-        _pending[thread] = sum(p.nbytes for p in self.content.plans)
+        done = threading.Event()
+        _pending[done] = sum(p.nbytes for p in self.content.plans)
         try:
-            thread.start()
-        except BaseException:
-            del _pending[thread]
+            threading.Thread(target=self._run, args=(done,), name='overmind-fill', daemon=False).start()
+        except Exception:  # not of Ctrl-C, which comes when the thread runs
+            del _pending[done]
+            done.set()
             raise
 
-    def _run(self) -> None:
+    def _run(self, done: threading.Event) -> None:
         try:
             wait_for_quiet(_QUIET_SECONDS, _QUIET_AT_MOST_SECONDS)
             with _turn:
@@ -62,7 +63,8 @@ class Publication:
             if error is not None:
                 self.failed(error)
         finally:
-            _pending.pop(threading.current_thread(), None)
+            _pending.pop(done, None)
+            done.set()
 
     def _line(self) -> Progress:
         """On the terminal, once the program itself is at its end and waits for this."""
@@ -105,16 +107,16 @@ class Publication:
 def finish(timeout: float | None = None) -> bool:
     """Wait at most so many seconds until nothing is being written any more; whether that is so."""
     until = None if timeout is None else time.monotonic() + timeout
-    for thread in list(_pending):
-        thread.join(None if until is None else max(0.0, until - time.monotonic()))
-    return not any(thread.is_alive() for thread in list(_pending))
+    for done in list(_pending):
+        done.wait(None if until is None else max(0.0, until - time.monotonic()))
+    return not _pending
 
 
 def wait_for_room(nbytes: int) -> None:
     """Until what is still to be written leaves room for so many bytes more: the program may have freed it long ago."""
     with only_waiting():
-        while _pending and 2 * (sum(_pending.values()) + nbytes) > _available():
-            next(iter(_pending)).join()
+        while (waiting := dict(_pending)) and 2 * (sum(waiting.values()) + nbytes) > _available():
+            next(iter(waiting)).wait()
 
 
 def _available() -> int:

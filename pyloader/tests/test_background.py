@@ -154,6 +154,38 @@ def test_a_load_that_waits_has_nothing_to_do_with_others(root: pathlib.Path, gat
     assert time.monotonic() - start < 1
 
 
+def test_one_that_is_about_to_begin_is_waited_for(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, found = threading.Thread.start, []
+
+    def late(self: threading.Thread) -> None:
+        if self.name == 'overmind-fill':
+            found.append(finish_fills(0.05))
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, 'start', late)
+    load(model, 16)
+    assert found == [False]
+    assert finish_fills()
+    assert len(entries(root)) == 1
+
+
+def test_one_that_ends_while_room_is_looked_for(
+    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    def none() -> int:
+        gate.opened.set()
+        assert background.finish(60)
+        return 0
+
+    load(model, 17)
+    assert gate.reached.wait(60)
+    monkeypatch.setattr(background, '_available', none)
+    load(model, 18)
+    assert finish_fills()
+    assert (stats().misses, stats().bypasses) == (2, 0)
+    assert len(entries(root)) == 2
+
+
 def test_what_comes_from_it_is_an_argument_at_once(root: pathlib.Path, gate: Gate) -> None:
     part = load(model, 4)
     whole = load(around, part)
