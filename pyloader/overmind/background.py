@@ -7,17 +7,18 @@ while the program goes on loading, which would only take longer.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from overmind.activity import only_waiting, wait_for_quiet
 from overmind.copier import Copier
-from overmind.errors import Bypass, OvermindError
+from overmind.errors import Bypass, OvermindError, StoreError
 from overmind.logs import logger
 from overmind.progress import Progress
 from overmind.publish import Content, link_and_reserve, write_rest
@@ -26,7 +27,8 @@ from overmind.statistics import Load
 from overmind.store import Store
 
 _QUIET_SECONDS, _QUIET_AT_MOST_SECONDS = 0.1, 10.0
-_pending: dict[threading.Event, int] = {}  # what is set when one is done, and its bytes
+_INTERRUPTED_SECONDS = 10.0
+_pending: dict[threading.Event, Publication] = {}  # with what is set when one is done
 _turn = threading.Lock()
 _failures: list[OvermindError] = []  # with OVERMIND_STRICT=1, of which nobody has heard yet
 
@@ -43,11 +45,12 @@ class Publication:
     held: contextlib.ExitStack
     changed: Callable[[], str | None]  # why what the copier saw may not be what was loaded
     failed: Callable[[Exception], None]  # not called with the lock held
+    _interrupted: bool = field(default=False, init=False)
 
     def start(self) -> None:
         """Raises RuntimeError where no thread is to be had; held is then still the caller's."""
         done = threading.Event()
-        _pending[done] = sum(p.nbytes for p in self.content.plans)
+        _pending[done] = self
         try:
             threading.Thread(target=self._run, args=(done,), name='overmind-fill', daemon=False).start()
         except Exception:  # not of Ctrl-C, which comes when the thread runs
@@ -66,6 +69,15 @@ class Publication:
             _pending.pop(done, None)
             done.set()
 
+    @property
+    def nbytes(self) -> int:
+        return sum(p.nbytes for p in self.content.plans)
+
+    def interrupt(self) -> None:
+        """From another thread: no more copies, and what is staged is dropped."""
+        self._interrupted = True
+        self.copier.kill()
+
     def _line(self) -> Progress:
         """On the terminal, once the program itself is at its end and waits for this."""
         text = f'the program is done; writing {self.id} into the cache'
@@ -80,7 +92,7 @@ class Publication:
                 except OSError as e:
                     raise self.store.explain(e) from e
         except Exception as e:
-            return e
+            return StoreError('the program was interrupted while it was written') if self._interrupted else e
         logger.info('%s: written to the cache, %s', self.load.loader, self.id)
         return None
 
@@ -115,7 +127,7 @@ def finish(timeout: float | None = None) -> bool:
 def wait_for_room(nbytes: int) -> None:
     """Until what is still to be written leaves room for so many bytes more: the program may have freed it long ago."""
     with only_waiting():
-        while (waiting := dict(_pending)) and 2 * (sum(waiting.values()) + nbytes) > _available():
+        while (waiting := dict(_pending)) and 2 * (sum(p.nbytes for p in waiting.values()) + nbytes) > _available():
             next(iter(waiting)).wait()
 
 
@@ -135,6 +147,17 @@ def raise_remembered() -> None:
         raise _failures.pop(0)
 
 
+def _interrupt() -> None:
+    """At the end of a program that has not waited: it was interrupted then, and on a plain directory nobody else drops
+    what is staged."""
+    if threading.main_thread().is_alive():
+        return
+    for publication in list(_pending.values()):
+        publication.interrupt()
+    with contextlib.suppress(KeyboardInterrupt):
+        finish(_INTERRUPTED_SECONDS)
+
+
 def _forget_in_child() -> None:
     global _turn
     _turn = threading.Lock()
@@ -143,3 +166,4 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(_interrupt)

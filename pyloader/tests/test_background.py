@@ -444,23 +444,33 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_who_waits_at_the_end_can_interrupt_it(root: pathlib.Path) -> None:
+@pytest.mark.parametrize('number', [1, 2])
+def test_who_waits_at_the_end_can_interrupt_it(root: pathlib.Path, number: int) -> None:
+    """And nothing stays behind, of however many."""
     line = script(
         root,
-        """
-        from overmind import copier
-        copier.Copier.copy = lambda *_, **__: time.sleep(1000)
-        load(large, 40_000_000)
+        f"""
+        import pathlib, signal
+        for i in range({number}):
+            load(large, 40_000_000 + i)
+        for path in pathlib.Path('/proc/self/task').glob('*/children'):
+            for child in path.read_text().split():
+                os.kill(int(child), signal.SIGSTOP)
         print('done', flush=True)
         """,
+        strict=False,
     )
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == 'done\n'
         time.sleep(0.5)
+        left = children(program.pid)
         program.send_signal(signal.SIGINT)
-        program.communicate(timeout=60)
-    assert entries(root) == []
+        _, complaints = program.communicate(timeout=60)
+    assert left
+    assert entries(root) == os.listdir(root / 'staging') == []
+    assert 'not kept in the cache: the program was interrupted while it was written' in complaints
+    assert not any(running(child) for child in left)
 
 
 def test_who_waits_in_the_middle_of_a_copy_is_told(root: pathlib.Path) -> None:
