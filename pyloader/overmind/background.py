@@ -7,6 +7,7 @@ while the program goes on loading, which would only take longer.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -16,9 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from overmind.activity import only_waiting, wait_for_quiet
-from overmind.arena import Plan
 from overmind.copier import Copier
-from overmind.errors import Bypass, OvermindError
+from overmind.errors import Bypass, OvermindError, StoreError
 from overmind.logs import logger
 from overmind.progress import Progress
 from overmind.publish import Content, link_and_reserve, write_rest
@@ -27,7 +27,8 @@ from overmind.statistics import Load
 from overmind.store import Store
 
 _QUIET_SECONDS, _QUIET_AT_MOST_SECONDS = 0.1, 10.0
-_pending: dict[threading.Thread, int] = {}  # bytes
+_INTERRUPTED_SECONDS = 10.0
+_pending: dict[threading.Event, Publication] = {}  # with what is set when one is done
 _turn = threading.Lock()
 _failures: list[OvermindError] = []  # with OVERMIND_STRICT=1, of which nobody has heard yet
 
@@ -44,19 +45,20 @@ class Publication:
     held: contextlib.ExitStack
     changed: Callable[[], str | None]  # why what the copier saw may not be what was loaded
     failed: Callable[[Exception], None]  # not called with the lock held
-    _progress: Progress | None = field(default=None, init=False)
+    _interrupted: bool = field(default=False, init=False)
 
     def start(self) -> None:
         """Raises RuntimeError where no thread is to be had; held is then still the caller's."""
-        thread = threading.Thread(target=self._run, name='overmind-fill', daemon=False)
-        _pending[thread] = sum(p.nbytes for p in self.content.plans)
+        done = threading.Event()
+        _pending[done] = self
         try:
-            thread.start()
-        except BaseException:
-            del _pending[thread]
+            threading.Thread(target=self._run, args=(done,), name='overmind-fill', daemon=False).start()
+        except Exception:  # not of Ctrl-C, which comes when the thread runs
+            del _pending[done]
+            done.set()
             raise
 
-    def _run(self) -> None:
+    def _run(self, done: threading.Event) -> None:
         try:
             wait_for_quiet(_QUIET_SECONDS, _QUIET_AT_MOST_SECONDS)
             with _turn:
@@ -64,30 +66,40 @@ class Publication:
             if error is not None:
                 self.failed(error)
         finally:
-            _pending.pop(threading.current_thread(), None)
+            _pending.pop(done, None)
+            done.set()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(p.nbytes for p in self.content.plans)
+
+    def interrupt(self) -> None:
+        """From another thread: no more copies, and what is staged is dropped."""
+        self._interrupted = True
+        self.copier.kill()
+
+    def _line(self) -> Progress:
+        """On the terminal, once the program itself is at its end and waits for this."""
+        text = f'the program is done; writing {self.id} into the cache'
+        return Progress(text, background=True, when=lambda: not threading.main_thread().is_alive())
 
     def _write(self) -> Exception | None:
         try:
-            with self.held, contextlib.closing(self.copier), contextlib.closing(self):
+            with self.held, contextlib.closing(self.copier), self._line():
                 try:
                     with stage(self.store, self.id) as staging:
                         self._fill(staging)
                 except OSError as e:
                     raise self.store.explain(e) from e
         except Exception as e:
-            return e
+            return StoreError('the program was interrupted while it was written') if self._interrupted else e
         logger.info('%s: written to the cache, %s', self.load.loader, self.id)
         return None
 
     def _fill(self, staging: Staging) -> None:
         start = time.perf_counter()
 
-        def agreement(plan: Plan, fd: int) -> int:
-            self._show()
-            return self.copier.agreement(plan, fd)
-
-        for plan in link_and_reserve(staging, self.content, agreement, self.load):
-            self._show()
+        for plan in link_and_reserve(staging, self.content, self.copier.agreement, self.load):
             with staging.arena(plan.name, plan.nbytes) as (fd, mapped):
                 work = functools.partial(self.copier.copy, plan, mapped=mapped)
                 self.store.patiently_with(fd, work)
@@ -103,31 +115,22 @@ class Publication:
         staging.commit()
         self.load.seconds['commit'] = time.perf_counter() - copied
 
-    def _show(self) -> None:
-        """A line on the terminal once the program itself is at its end, and waits for this."""
-        if self._progress is None and not threading.main_thread().is_alive():
-            self._progress = Progress(f'the program is done; writing {self.id} into the cache', background=True)
-            self._progress.__enter__()
-
-    def close(self) -> None:
-        """Take the line away."""
-        if self._progress is not None:
-            self._progress.close()
-
 
 def finish(timeout: float | None = None) -> bool:
     """Wait at most so many seconds until nothing is being written any more; whether that is so."""
     until = None if timeout is None else time.monotonic() + timeout
-    for thread in list(_pending):
-        thread.join(None if until is None else max(0.0, until - time.monotonic()))
-    return not any(thread.is_alive() for thread in list(_pending))
+    for done in list(_pending):
+        done.wait(None if until is None else max(0.0, until - time.monotonic()))
+    return not _pending
 
 
 def wait_for_room(nbytes: int) -> None:
     """Until what is still to be written leaves room for so many bytes more: the program may have freed it long ago."""
     with only_waiting():
-        while _pending and 2 * (sum(_pending.values()) + nbytes) > available_memory():
-            next(iter(_pending)).join()
+        while waiting := dict(_pending):
+            if 2 * (sum(p.nbytes for p in waiting.values()) + nbytes) <= available_memory():
+                break
+            next(iter(waiting)).wait()
 
 
 def available_memory() -> int:
@@ -148,6 +151,17 @@ def raise_remembered() -> None:
         raise _failures.pop(0)
 
 
+def _interrupt() -> None:
+    """At the end of a program that has not waited: it was interrupted then, and on a plain directory nobody else drops
+    what is staged."""
+    if threading.main_thread().is_alive():
+        return
+    for publication in list(_pending.values()):
+        publication.interrupt()
+    with contextlib.suppress(KeyboardInterrupt):
+        finish(_INTERRUPTED_SECONDS)
+
+
 def _forget_in_child() -> None:
     global _turn
     _turn = threading.Lock()
@@ -156,3 +170,4 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+atexit.register(_interrupt)

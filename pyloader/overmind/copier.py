@@ -64,12 +64,17 @@ class Copier:
     def close(self) -> None:
         """End the process, whatever it is doing. Once."""
         self._close_socket()
+        self.kill()
+        pidfd, self._pidfd = self._pidfd, -1
+        with contextlib.suppress(OSError):
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | _WALL)
+        with contextlib.suppress(OSError):
+            os.close(pidfd)
+
+    def kill(self) -> None:
+        """Also from another thread; who has asked it for something gets StoreError."""
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | _WALL)
-        with contextlib.suppress(OSError):
-            os.close(self._pidfd)
 
     def _close_socket(self) -> None:
         let_children_have(self._socket.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -18,10 +19,17 @@ class Progress:
     """Shows nothing until two seconds have passed, and never anything where stderr is no terminal. Never raises.
 
     Call ``tick`` from a loop that polls. Where nothing polls, ``background=True`` keeps the line alive from a thread
-    between ``__enter__`` and ``__exit__``.
+    between ``__enter__`` and ``__exit__``. With ``when`` the time counts from when that is true.
     """
 
-    def __init__(self, description: str, total: int | None = None, *, background: bool = False) -> None:
+    def __init__(
+        self,
+        description: str,
+        total: int | None = None,
+        *,
+        background: bool = False,
+        when: Callable[[], bool] | None = None,
+    ) -> None:
         self._description = description
         self._total = total
         self._done = 0
@@ -32,6 +40,7 @@ class Progress:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._background = background and not self._closed
+        self._when = when
 
     def __enter__(self) -> Progress:
         if self._background:
@@ -49,6 +58,8 @@ class Progress:
         if self._closed:
             return
         now = time.monotonic()
+        if self._when is not None and not self._when():
+            self._started = now
         if done is not None:
             self._done = done
         if total is not None:

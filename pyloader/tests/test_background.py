@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import logging
 import mmap
 import os
 import pathlib
+import pty
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import textwrap
 import threading
 import time
@@ -23,7 +28,7 @@ import pytest
 import torch
 from torch import nn
 
-from overmind import arena, background, copier, fill
+from overmind import activity, arena, background, copier, fill
 from overmind.api import finish_fills, load, stats
 from overmind.errors import OvermindError
 from overmind.staging import Staging
@@ -123,6 +128,62 @@ def test_the_same_load_waits_for_it(root: pathlib.Path, gate: Gate) -> None:
     threading.Timer(0.2, gate.opened.set).start()
     assert equal(load(model, 3), model(3))
     assert [one.outcome for one in stats().loads] == ['miss', 'hit']
+
+
+def slow(seconds: float) -> torch.Tensor:
+    time.sleep(seconds)
+    return torch.ones(10)
+
+
+def test_a_load_that_waits_has_nothing_to_do_with_others(root: pathlib.Path, gate: Gate) -> None:
+    """One that ends meanwhile has ended, and holds up no entry of a later load."""
+    load(model, 15)
+    assert gate.reached.wait(60)
+    other = threading.Thread(target=load, args=(slow, 0.5))
+    other.start()
+    while not activity._loading:
+        time.sleep(0.01)
+    waiter = threading.Thread(target=load, args=(model, 15))
+    waiter.start()
+    other.join()
+    assert waiter.is_alive()
+    gate.opened.set()
+    waiter.join()
+    start = time.monotonic()
+    activity.wait_for_quiet(0.0, 5.0)
+    assert time.monotonic() - start < 1
+
+
+def test_one_that_is_about_to_begin_is_waited_for(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, found = threading.Thread.start, []
+
+    def late(self: threading.Thread) -> None:
+        if self.name == 'overmind-fill':
+            found.append(finish_fills(0.05))
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, 'start', late)
+    load(model, 16)
+    assert found == [False]
+    assert finish_fills()
+    assert len(entries(root)) == 1
+
+
+def test_one_that_ends_while_room_is_looked_for(
+    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    def none() -> int:
+        gate.opened.set()
+        assert background.finish(60)
+        return 0
+
+    load(model, 17)
+    assert gate.reached.wait(60)
+    monkeypatch.setattr(background, 'available_memory', none)
+    load(model, 18)
+    assert finish_fills()
+    assert (stats().misses, stats().bypasses) == (2, 0)
+    assert len(entries(root)) == 2
 
 
 def test_what_comes_from_it_is_an_argument_at_once(root: pathlib.Path, gate: Gate) -> None:
@@ -400,23 +461,60 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_who_waits_at_the_end_can_interrupt_it(root: pathlib.Path) -> None:
+@pytest.mark.parametrize('number', [1, 2])
+def test_who_waits_at_the_end_can_interrupt_it(root: pathlib.Path, number: int) -> None:
+    """And nothing stays behind, of however many."""
     line = script(
         root,
-        """
-        from overmind import copier
-        copier.Copier.copy = lambda *_, **__: time.sleep(1000)
-        load(large, 40_000_000)
+        f"""
+        import pathlib, signal
+        for i in range({number}):
+            load(large, 40_000_000 + i)
+        for path in pathlib.Path('/proc/self/task').glob('*/children'):
+            for child in path.read_text().split():
+                os.kill(int(child), signal.SIGSTOP)
         print('done', flush=True)
         """,
+        strict=False,
     )
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == 'done\n'
         time.sleep(0.5)
+        left = children(program.pid)
         program.send_signal(signal.SIGINT)
-        program.communicate(timeout=60)
-    assert entries(root) == []
+        _, complaints = program.communicate(timeout=60)
+    assert left
+    assert entries(root) == os.listdir(root / 'staging') == []
+    assert 'not kept in the cache: the program was interrupted while it was written' in complaints
+    assert not any(running(child) for child in left)
+
+
+def test_who_waits_in_the_middle_of_a_copy_is_told(root: pathlib.Path) -> None:
+    """Also where the program ends long after the copy has begun."""
+    line = script(
+        root,
+        """
+        from overmind import copier
+        begun = threading.Event()
+        copier.Copier.copy = lambda *_, **__: (begun.set(), time.sleep(1000))
+        load(large, 40_000_000)
+        assert begun.wait(60)
+        """,
+    )
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('4H', 25, 120, 0, 0))
+    text, until = '', time.monotonic() + 60
+    with subprocess.Popen(line, stderr=theirs) as program:
+        try:
+            while 'the program is done; writing large-' not in text:
+                assert time.monotonic() < until, text
+                if select.select([ours], [], [], 1)[0]:
+                    text += os.read(ours, 4096).decode()
+        finally:
+            program.kill()
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_an_exec_in_the_middle(root: pathlib.Path) -> None:

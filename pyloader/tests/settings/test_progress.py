@@ -56,6 +56,21 @@ def test_background(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None
     assert 'loading [' in terminal.getvalue()
 
 
+def test_the_time_counts_from_when_it_is_to_be_shown(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, 'DELAY_SECONDS', 0.05)
+    monkeypatch.setattr(progress, '_REFRESH_SECONDS', 0.0)
+    yet = False
+    with progress.Progress('loading', when=lambda: yet) as line:
+        time.sleep(0.1)
+        line.tick()
+        yet = True
+        line.tick()
+        assert terminal.getvalue() == ''
+        time.sleep(0.1)
+        line.tick()
+    assert 'loading [' in terminal.getvalue()
+
+
 def test_not_on_a_terminal(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal.tty = False
     monkeypatch.setattr(progress, 'DELAY_SECONDS', 0.0)
