@@ -213,6 +213,18 @@ def fail(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(Staging, 'commit', commit)
 
 
+def test_the_log_says_what_is_there_and_what_is_to_come(
+    root: pathlib.Path, caplog: pytest.LogCaptureFixture, gate: Gate
+) -> None:
+    caplog.set_level(logging.INFO, 'overmind')
+    load(model, 19)
+    assert 'loaded; being written is model-' in caplog.text
+    assert 'filled' not in caplog.text
+    gate.opened.set()
+    assert finish_fills()
+    assert 'written to the cache, model-' in caplog.text
+
+
 def test_what_fails_is_a_warning_and_no_entry(
     root: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
