@@ -315,7 +315,8 @@ class _Session:
             return fill.result
         _registry.add(result, key.id)
         self._count('miss', self._load.reason)
-        logger.info('%s: filled %s', self._load.loader, key.id)
+        how = 'loaded; being written is' if 'fork' in self._load.seconds else 'filled'
+        logger.info('%s: %s %s', self._load.loader, how, key.id)
         return result
 
     def _not_kept(self, why: OvermindError, key: LookupKey) -> None:

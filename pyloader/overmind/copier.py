@@ -42,6 +42,7 @@ class Copier:
             try:
                 images = [(plan.nbytes, plan.header, plan.pieces) for plan in plans]
                 self._pidfd = overmind_cext.start_copier(theirs.fileno(), images)
+                keep_from_children(self._pidfd)
             except BaseException:
                 self._close_socket()
                 raise
@@ -66,6 +67,7 @@ class Copier:
         self._close_socket()
         self.kill()
         pidfd, self._pidfd = self._pidfd, -1
+        let_children_have(pidfd)
         with contextlib.suppress(OSError):
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED | _WALL)
         with contextlib.suppress(OSError):
