@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -206,6 +207,9 @@ class Fill:
         if self._late is None or settings.current().drop_sources or not threading.main_thread().is_alive():
             return False
         if set_to in ('auto', 'subprocess'):
+            processes = sys.modules.get('multiprocessing.process')
+            if processes is not None and processes.current_process().daemon:
+                return False  # a worker that its pool ends by a signal, as soon as it has nothing to do
             # A small entry is written in no time, and where memory is short the program is to share that of the cache.
             return nbytes >= WORTH and available_memory() >= 2 * nbytes
         return set_to == 'background'

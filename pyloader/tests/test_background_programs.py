@@ -160,3 +160,25 @@ def test_an_exec_in_the_middle(root: pathlib.Path) -> None:
     done = subprocess.run(line, timeout=120, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, '1\n'), done.stderr
     assert len(entries(root)) == 1
+
+
+def test_workers_of_a_pool_write_first(root: pathlib.Path) -> None:
+    """Their pool ends them by a signal."""
+    line = script(
+        root,
+        """
+        import multiprocessing
+        os.environ['OVERMIND_FILL'] = 'auto'
+
+        def work(n):
+            load(large, n)
+            return stats().misses
+
+        if __name__ == '__main__':
+            with multiprocessing.get_context('fork').Pool(1) as pool:
+                assert pool.map(work, [40_000_000]) == [1]
+        """,
+    )
+    done = subprocess.run(line, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(entries(root)) == 1
