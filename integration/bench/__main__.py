@@ -63,6 +63,7 @@ def arguments() -> argparse.Namespace:
     args.counts = Counts(
         runs=args.repeat or (3 if args.quick else 5),
         fills=args.fills or (1 if args.quick else args.repeat or 5),
+        other_fills=1 if args.quick else args.fills or args.repeat or 5,
         slow_runs=1 if args.quick and not args.repeat else min(3, args.repeat or 3),
     )
     args.entries = args.entries or (daemon.QUICK if args.quick else daemon.MANY)
