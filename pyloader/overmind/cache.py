@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -46,10 +47,8 @@ def cached_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if settings.disabled:
         return fn(*args, **kwargs)
     configure()
-    if settings.strict:
-        from overmind.background import raise_remembered
-
-        raise_remembered()
+    if settings.strict and (background := sys.modules.get('overmind.background')) is not None:
+        background.raise_remembered()
     with loading():
         return _Session(fn, args, kwargs, settings, patched).run()
 
