@@ -60,6 +60,14 @@ def test_figures_are_ratios_of_medians() -> None:
 
 
 @FIGURES
+def test_first_loads_are_compared_with_the_plain_ones_of_their_rounds() -> None:
+    plain, ours = timings(2.0, 0.25, 10.0)
+    plain.runs += [{**plain.runs[0], 'seconds': {**plain.runs[0]['seconds'], 'load': 0.5}}] * 4
+    found = figures([plain, ours], [], {}, {}, {}, memcpy=0.1)
+    assert (found['a.rebuild.plain'], found['a.fill.plain']) == (2, 5)
+
+
+@FIGURES
 def test_promise_that_is_not_kept_is_named() -> None:
     (promise,) = (one for one in promises.promises() if one.name == 'a.rebuild.plain')
     assert promises.broken({'a.rebuild.plain': promise.limit}) == []
