@@ -79,7 +79,7 @@ def _beside_fills(timings: Timings, letter: str) -> float | None:
     ours, theirs = timings.find(letter, OURS), timings.find(letter, PLAIN)
     if not ours or not theirs or not ours.fills or not theirs.runs:
         return None
-    return statistics.median(run['seconds']['load'] for run in theirs.runs[: len(ours.fills)])
+    return float(statistics.median(run['seconds']['load'] for run in theirs.runs[: len(ours.fills)]))
 
 
 def _peak(fill: Mapping[str, Any], nbytes: int) -> int:
