@@ -197,9 +197,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if t.__name__ == 'OptimizedModule' or obj.__dict__.get('_compiled_call_impl') is not None:
             raise Unpicklable('a module that torch.compile has wrapped; cache the module and compile it after the load')
         if getattr(t, '__setstate__', None) is torch.nn.Module.__setstate__:
-            lost = [name for name in copyreg._slotnames(t) if hasattr(obj, name)]  # type: ignore[attr-defined]
-            if lost:
-                raise Unpicklable(f'a module that keeps {lost[0]} in __slots__, of which torch restores nothing')
+            # Not by copyreg, which would leave a mark on the class.
+            slots = [c for c in t.__mro__ if c.__dict__.get('__slots__')]
+            for name, slot in ((n, v) for c in slots for n, v in vars(c).items()):
+                if type(slot) is types.MemberDescriptorType and hasattr(obj, name):
+                    raise Unpicklable(f'a module that keeps {name} in __slots__, of which torch restores nothing')
         if 'parametrizations' in obj._modules and t.__name__.startswith('Parametrized'):
             return rebuild.bare, (t.__bases__[0],), dict(obj.__dict__), None, None, rebuild.set_parametrized
         hooks = {_weight(h): h for h in obj.__dict__.get('_forward_pre_hooks', {}).values() if _recomputes(h)}
