@@ -8,6 +8,7 @@ as long as it is held.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -78,6 +79,7 @@ class Worker:
         self._root, self._folder, self._report = root, folder, report
         self._random = random.Random(seed)
         self._held: list[Held] = []
+        self._unlinked: set[str] = set()  # by `rm -r`, which may have found another entry of that name half way
         os.environ['OVERMIND_ACCESS'] = self._random.choice(['auto', 'map', 'fd', 'read'])
 
     def run(self) -> None:
@@ -126,11 +128,18 @@ class Worker:
                 raise WrongError(f'evict {entry.name}: status {done.returncode}: {done.stderr}')
         elif way == 'rm -r':
             shutil.rmtree(entry, ignore_errors=True)
+            self._unlinked.add(entry.name)
         else:
             try:
                 entry.rmdir()
             except FileNotFoundError:
                 way = 'too late'
+            except OSError as e:
+                # Another process has filled it anew in the middle of our `rm -r`, and that one is meant to stay.
+                if e.errno != errno.ENOTEMPTY or entry.name not in self._unlinked:
+                    raise
+                self._unlinked.remove(entry.name)
+                way = 'replaced'
         os.write(self._report, f'{way}\n'.encode())
 
 
