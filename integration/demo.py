@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,15 @@ def measured(checkpoint: Path, root: Path) -> dict[str, dict[str, Any]]:
         results[WITHOUT] = run(checkpoint, *options, env=environment())
     with progress(f'a new process, {FIRST}'):
         results[FIRST] = run(checkpoint, *options, '--cache', env=environment(root))
-    with start_waiting(checkpoint, *options, '--cache', env=environment(root)) as second:
+    with ExitStack() as stack:
+        second = stack.enter_context(start_waiting(checkpoint, *options, '--cache', env=environment(root)))
         with progress(f'a new process, {SECOND}'):
             second.read()
             results[SECOND] = second.ask()
         with progress(f'a new process, {THIRD}, beside the second'):
-            results[THIRD] = run(checkpoint, *options, '--cache', env=environment(root))
+            third = stack.enter_context(start_waiting(checkpoint, *options, '--cache', env=environment(root)))
+            third.read()
+            results[THIRD] = third.ask()
         results[SECOND]['after'] = second.ask()['memory']
     return results
 
@@ -55,7 +59,8 @@ def figures(results: dict[str, dict[str, Any]]) -> str:
         grown = [
             result['after'][what] - result['before'][what] for what in ('rss', 'pss', 'private_dirty', 'anonymous')
         ]
-        rows.append([name, *map(seconds, spent), *map(megabytes, grown)])
+        # While it is copied the first load's memory counts as shared with the copier, and says nothing.
+        rows.append([name, *map(seconds, spent), *(['-'] * 4 if name == FIRST else map(megabytes, grown))])
     return table(head, rows)
 
 
