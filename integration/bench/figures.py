@@ -45,7 +45,8 @@ def _of_workload(timings: Timings, letter: str, memcpy: float | None) -> dict[st
     def faster(stage: str, slow: Opponent, fast: Opponent) -> float | None:
         return _ratio(timings.stage(letter, slow, stage), timings.stage(letter, fast, stage))
 
-    plain, filled = _beside_fills(timings, letter), timings.fill(letter, OURS)
+    ours, theirs = timings.find(letter, OURS), timings.find(letter, PLAIN)
+    plain, filled = _beside_fills(ours, theirs), timings.fill(letter, OURS)
     figures = {
         'rebuild.plain': faster('load', PLAIN, OURS),
         'rebuild.plain-older': faster('load', PLAIN_OLDER, OURS_OLDER),
@@ -56,7 +57,6 @@ def _of_workload(timings: Timings, letter: str, memcpy: float | None) -> dict[st
         'fill.plain': _ratio(filled, plain),
         'fill.overmind-cache': _ratio(timings.fill(letter, THEIRS), filled),
     }
-    ours, theirs = timings.find(letter, OURS), timings.find(letter, PLAIN)
     if ours and filled is not None and plain is not None and memcpy:
         nbytes = ours.runs[-1]['bytes']
         figures['fill.copies'] = max(0.0, filled - plain) / (memcpy * nbytes)
@@ -74,9 +74,8 @@ def _of_workload(timings: Timings, letter: str, memcpy: float | None) -> dict[st
     return figures
 
 
-def _beside_fills(timings: Timings, letter: str) -> float | None:
+def _beside_fills(ours: Timing | None, theirs: Timing | None) -> float | None:
     """A plain load in the rounds that had a first load, too: these take memory that later rounds find warm."""
-    ours, theirs = timings.find(letter, OURS), timings.find(letter, PLAIN)
     if not ours or not theirs or not ours.fills or not theirs.runs:
         return None
     return float(statistics.median(run['seconds']['load'] for run in theirs.runs[: len(ours.fills)]))

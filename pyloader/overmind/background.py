@@ -98,7 +98,6 @@ class Publication:
 
     def _fill(self, staging: Staging) -> None:
         start = time.perf_counter()
-
         for plan in link_and_reserve(staging, self.content, self.copier.agreement, self.load):
             with staging.arena(plan.name, plan.nbytes) as (fd, mapped):
                 work = functools.partial(self.copier.copy, plan, mapped=mapped)
