@@ -148,3 +148,36 @@ func TestWhatCannotBeLinked(t *testing.T) {
 	must(t, a.Run())
 	wantErrno(t, unix.Linkat(unix.AT_FDCWD, gone, unix.AT_FDCWD, name, unix.AT_SYMLINK_FOLLOW), syscall.ENOENT)
 }
+
+// What a filler asks before it writes an arena that may be there already.
+func TestArenasOfASize(t *testing.T) {
+	m := testMount(t)
+	a := m.fill(t, "a", 4*mib)
+	b := m.fillLinked(t, "b", a)
+	m.fill(t, "c", 2*mib)
+	of := func(attr string) (string, error) {
+		buf := make([]byte, 4096)
+		n, err := unix.Getxattr(filepath.Join(m.dir, "pipelines"), attr, buf)
+		return string(buf[:max(n, 0)]), err
+	}
+	want := func(bytes int64, lines string) {
+		t.Helper()
+		if got, err := of(fmt.Sprintf("user.overmind.arenas.%d", bytes)); err != nil || got != lines {
+			t.Errorf("%d bytes: %q, %v; want %q", bytes, got, err, lines)
+		}
+	}
+	size := int64(4 * mib)
+	want(size, "b/"+fstest.ArenaName+"\na/"+fstest.ArenaName+"\n")
+	wantContent(t, a) // opens it: not a hit
+	must(t, unix.Rmdir(b.Entry()))
+	want(size, "a/"+fstest.ArenaName+"\n")
+	want(size+1, "")
+	for _, name := range []string{"", "-1", "x", "99999999999999999999"} {
+		if got, err := of("user.overmind.arenas." + name); err != syscall.ENODATA {
+			t.Errorf("%q: %q, %v", name, got, err)
+		}
+	}
+	if _, err := of("user.overmind.pinned"); err != syscall.ENODATA {
+		t.Errorf("another attribute: %v", err)
+	}
+}

@@ -16,6 +16,7 @@ var (
 	_ fusefs.NodeSetxattrer    = (*entryDir)(nil)
 	_ fusefs.NodeListxattrer   = (*entryDir)(nil)
 	_ fusefs.NodeRemovexattrer = (*entryDir)(nil)
+	_ fusefs.NodeGetxattrer    = (*pipelinesDir)(nil)
 )
 
 // Extended attributes of a published entry.
@@ -30,7 +31,13 @@ const (
 	AttrLastUse   = AttrPrefix + "last_use"
 	// AttrReserve is of a staging, and can only be set: how many bytes the fill will take, in decimal.
 	AttrReserve = AttrPrefix + "reserve"
+	// AttrArenas is of pipelines/, with a size in bytes behind it: the arenas of the caller that have that size, as
+	// id/name, one in a line, last used first, maxAlike at most.
+	AttrArenas = AttrPrefix + "arenas."
 )
+
+// maxAlike is how many arenas of one size a filler is told of. Names have 300 bytes at most, a value 64 KiB.
+const maxAlike = 64
 
 var attributes = []struct {
 	name  string
@@ -75,6 +82,20 @@ func (d *entryDir) Getxattr(_ context.Context, attr string, dest []byte) (uint32
 		}
 	}
 	return 0, toErrno(errNoAttribute)
+}
+
+// Getxattr finds the arenas that a new one may be equal to, see AttrArenas.
+func (p *pipelinesDir) Getxattr(ctx context.Context, attr string, dest []byte) (uint32, syscall.Errno) {
+	size, asked := strings.CutPrefix(attr, AttrArenas)
+	n, err := strconv.ParseUint(size, 10, 63)
+	if !asked || err != nil {
+		return 0, toErrno(errNoAttribute)
+	}
+	var lines strings.Builder
+	for _, a := range p.tree.store.ArenasOfSize(callerOf(ctx).UID, n, maxAlike) {
+		lines.WriteString(a.ID + "/" + a.Name + "\n")
+	}
+	return answer(lines.String(), dest)
 }
 
 // Listxattr lists the attributes that are readable.

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -199,4 +200,37 @@ func TestAdoptShared(t *testing.T) {
 	to.wantBytes(mib, mib, 0, 0)
 	must(t, to.Drop("d", alice))
 	to.wantBytes(mib, 0, 0, 0)
+}
+
+func TestArenasOfSize(t *testing.T) {
+	fx := newFixture(t, 100*mib)
+	want := func(uid uint32, bytes uint64, limit int, ids ...string) {
+		t.Helper()
+		var got []string
+		for _, a := range fx.ArenasOfSize(uid, bytes, limit) {
+			if a.Name != arenaName {
+				t.Errorf("%+v", a)
+			}
+			got = append(got, a.ID)
+		}
+		if !slices.Equal(got, ids) {
+			t.Errorf("of uid %d with %d bytes: %q, want %q", uid, bytes, got, ids)
+		}
+	}
+	want(alice.UID, 4096, 9)
+	a := fx.fill("a", 4096, alice)
+	fx.fill("b", 4096, alice)
+	fx.fill("c", 8192, alice)
+	fx.fill("bobs", 4096, bob)
+	_, staged := fx.stage("staged", 4096, alice)
+	defer staged.Release()
+	want(alice.UID, 4096, 9, "b", "a")
+	want(alice.UID, 8192, 9, "c")
+	want(bob.UID, 4096, 9, "bobs")
+	want(root.UID, 4096, 9)
+	a.Hit()
+	want(alice.UID, 4096, 9, "a", "b")
+	want(alice.UID, 4096, 1, "a")
+	must(t, fx.Evict("a", alice))
+	want(alice.UID, 4096, 9, "b")
 }

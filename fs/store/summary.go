@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -19,6 +20,36 @@ type Summary struct {
 type ArenaSize struct {
 	Name  string `json:"name"`
 	Bytes uint64 `json:"nbytes"`
+}
+
+// ArenaName names an arena of a published entry.
+type ArenaName struct{ ID, Name string }
+
+// ArenasOfSize finds the published arenas of one user that have that size in bytes, last used first, limit at most. It
+// goes over all entries: a fill asks once for each of its arenas, and an index would have to follow every commit,
+// eviction and takeover.
+func (s *Store) ArenasOfSize(uid uint32, bytes uint64, limit int) []ArenaName {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var found []*File
+	for _, e := range s.entries {
+		if e.owner.UID != uid {
+			continue
+		}
+		for _, f := range e.arenas {
+			if f.mem.bytes == bytes {
+				found = append(found, f)
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, b *File) int {
+		return cmp.Or(b.entry.lastUse.Compare(a.entry.lastUse), cmp.Compare(b.serial, a.serial))
+	})
+	out := make([]ArenaName, 0, min(limit, len(found)))
+	for _, f := range found[:min(limit, len(found))] {
+		out = append(out, ArenaName{f.entry.id, f.name})
+	}
+	return out
 }
 
 // Summaries tells of all published entries, by id. It opens and reads nothing.
