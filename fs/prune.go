@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -58,7 +59,11 @@ func (p *pruner) stop() {
 // may wait for a request that is under way in one of the folders.
 func (p *pruner) prune() {
 	nodes := p.due()
-	const atOnce = 256
+	const atOnce, many = 256, 1024
+	if len(nodes) >= many {
+		// What they took is given back at once: by itself that happens when the next thousands of them are made.
+		defer debug.FreeOSMemory()
+	}
 	for len(nodes) > 0 {
 		some := nodes[:min(atOnce, len(nodes))]
 		nodes = nodes[len(some):]
@@ -89,7 +94,8 @@ func (p *pruner) due() []*fusefs.Inode {
 	}
 	p.timer = nil
 	if next > 0 && !p.off {
-		p.timer = time.AfterFunc(next, p.prune)
+		// Not at each one's own time: all of them are gone over each time.
+		p.timer = time.AfterFunc(max(next, p.after/8), p.prune)
 	}
 	return nodes
 }

@@ -32,7 +32,7 @@ const (
 	// AttrReserve is of a staging, and can only be set: how many bytes the fill will take, in decimal.
 	AttrReserve = AttrPrefix + "reserve"
 	// AttrArenas is of pipelines/, with a size in bytes behind it: the arenas of the caller that have that size, as
-	// id/name, one in a line, last used first, maxAlike at most.
+	// id/name, one in a line, newest first, maxAlike at most.
 	AttrArenas = AttrPrefix + "arenas."
 )
 

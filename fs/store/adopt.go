@@ -225,9 +225,12 @@ func (s *Store) adopt(a *Adoption, same map[memfdID]*memory) error {
 		if p.Arena {
 			f.kind, dir = arena, TensorsName
 		}
-		e.names(dir)[p.Name] = f
+		e.files(dir).add(f)
 		s.files[f] = struct{}{}
 		f.settleSize()
+		if in == inCache {
+			s.alike.add(f)
+		}
 		s.serial = max(s.serial, f.serial)
 	}
 	a.files = nil

@@ -51,6 +51,23 @@ func (s *Store) Check() error {
 	if sum != s.bytes {
 		fail("bytes %v, files have %v", s.bytes, sum)
 	}
+	listed := 0
+	for key, files := range s.alike {
+		listed += len(files)
+		for _, f := range files {
+			if f.kind != arena || f.in != inCache || f.ofSize() != key {
+				fail("%s/%s: listed as one of %d bytes of user %d", f.entry.id, f.name, key.bytes, key.uid)
+			}
+		}
+	}
+	for f := range s.files {
+		if f.kind == arena && f.in == inCache {
+			listed--
+		}
+	}
+	if listed != 0 {
+		fail("%d arenas too many are listed by size", listed)
+	}
 	if s.pending > s.bytes[inStaging]+s.bytes[inDraining] {
 		fail("pending %d of %v", s.pending, s.bytes)
 	}

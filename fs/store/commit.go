@@ -149,7 +149,7 @@ func (s *Store) writtenFile(files []*File) string {
 // readManifest decodes and validates the staged manifest, and checks the files against the kernel's idea of them.
 func (s *Store) readManifest(e *Entry) (*schema.Manifest, error) {
 	s.mu.Lock()
-	manifest, structure := e.blobs[ManifestName], e.blobs[StructureName]
+	manifest, structure := e.blobs.named(ManifestName), e.blobs.named(StructureName)
 	arenas := make(map[string]uint64, len(e.arenas))
 	var bad error
 	e.allFiles(func(f *File) {

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"slices"
 	"sort"
 	"time"
 )
@@ -42,8 +43,8 @@ type Entry struct {
 	abandoned  bool // the filler went away while committing
 	moved      bool // a staging that another daemon has now
 	hasTensors bool // the folder tensors/ was made
-	blobs      map[string]*File
-	arenas     map[string]*File
+	blobs      fileList
+	arenas     fileList
 	pinned     bool
 	hits       uint64
 	lastUse    time.Time
@@ -104,7 +105,7 @@ func (e *Entry) File(dir, name string) (*File, error) {
 	if e.moved {
 		return nil, ErrSuperseded
 	}
-	f := e.names(dir)[name]
+	f := e.files(dir).named(name)
 	if f == nil || e.state == Gone || e.hidden(dir, name) {
 		return nil, ErrNotFound
 	}
@@ -119,20 +120,39 @@ func (e *Entry) FileNames(dir string) []string {
 		return nil
 	}
 	var out []string
-	for name := range e.names(dir) {
-		if !e.hidden(dir, name) {
-			out = append(out, name)
+	for _, f := range *e.files(dir) {
+		if !e.hidden(dir, f.name) {
+			out = append(out, f.name)
 		}
 	}
 	sort.Strings(out)
 	return out
 }
 
-func (e *Entry) names(dir string) map[string]*File {
+func (e *Entry) files(dir string) *fileList {
 	if dir == TensorsName {
-		return e.arenas
+		return &e.arenas
 	}
-	return e.blobs
+	return &e.blobs
+}
+
+// fileList is the files of one folder, few of them: a map of three would take as much memory as the entry.
+type fileList []*File
+
+// named returns the file of that name, or nil.
+func (l fileList) named(name string) *File {
+	for _, f := range l {
+		if f.name == name {
+			return f
+		}
+	}
+	return nil
+}
+
+func (l *fileList) add(f *File) { *l = append(*l, f) }
+
+func (l *fileList) remove(f *File) {
+	*l = slices.DeleteFunc(*l, func(x *File) bool { return x == f })
 }
 
 // Shows says whether a name that the daemon adds to a published entry (manifest.json, storages, a storage) is there.

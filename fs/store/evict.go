@@ -123,14 +123,14 @@ func (e *Entry) Unlink(dir, name string, c Caller) error {
 	}
 	switch e.state {
 	case Staging:
-		f := e.names(dir)[name]
+		f := e.files(dir).named(name)
 		switch {
 		case f == nil:
 			return ErrNotFound
 		case e.committing:
 			return ErrBusy
 		}
-		delete(e.names(dir), name)
+		e.files(dir).remove(f)
 		f.detach()
 		return nil
 	case Published:
@@ -202,7 +202,7 @@ func (s *Store) bury(e *Entry) {
 		removed: map[string]bool{},
 		arenas:  len(e.arenas),
 	}
-	manifest := e.blobs[ManifestName]
+	manifest := e.blobs.named(ManifestName)
 	m, err := decodeMemfd(manifest.fd, manifest.mem.bytes)
 	if err == nil {
 		tomb.manifest, tomb.windows = m, len(m.Storages)

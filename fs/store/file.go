@@ -165,6 +165,12 @@ func (f *File) unref() {
 
 // move makes the bytes count elsewhere.
 func (f *File) move(to bucket) {
+	switch {
+	case to == inCache && f.in != inCache:
+		f.store.alike.add(f)
+	case to != inCache && f.in == inCache:
+		f.store.alike.remove(f)
+	}
 	f.store.recount(f.mem, func() {
 		f.mem.files[f.in]--
 		f.mem.files[to]++
@@ -218,7 +224,7 @@ func (e *Entry) mayAdd(dir, name string) error {
 		return ErrNotFound
 	case e.committing:
 		return ErrBusy
-	case e.names(dir)[name] != nil:
+	case e.files(dir).named(name) != nil:
 		return ErrExists
 	case dir == TensorsName && len(e.arenas) >= MaxArenas:
 		return fmt.Errorf("%w: %d arenas", ErrTooMany, len(e.arenas))
@@ -233,7 +239,7 @@ func (e *Entry) add(kind fileKind, dir, name string, fd int, mem *memory) *File 
 		store: s, entry: e, name: name, kind: kind, serial: s.nextSerial(),
 		fd: fd, refs: 1, attached: true, in: inStaging, mem: mem, mtime: s.opts.Now(),
 	}
-	e.names(dir)[name] = f
+	e.files(dir).add(f)
 	s.files[f] = struct{}{}
 	return f
 }

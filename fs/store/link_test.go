@@ -218,7 +218,7 @@ func TestArenasOfSize(t *testing.T) {
 		}
 	}
 	want(alice.UID, 4096, 9)
-	a := fx.fill("a", 4096, alice)
+	fx.fill("a", 4096, alice)
 	fx.fill("b", 4096, alice)
 	fx.fill("c", 8192, alice)
 	fx.fill("bobs", 4096, bob)
@@ -228,9 +228,9 @@ func TestArenasOfSize(t *testing.T) {
 	want(alice.UID, 8192, 9, "c")
 	want(bob.UID, 4096, 9, "bobs")
 	want(root.UID, 4096, 9)
-	a.Hit()
-	want(alice.UID, 4096, 9, "a", "b")
-	want(alice.UID, 4096, 1, "a")
-	must(t, fx.Evict("a", alice))
-	want(alice.UID, 4096, 9, "b")
+	want(alice.UID, 4096, 1, "b")
+	must(t, fx.Evict("b", alice))
+	want(alice.UID, 4096, 9, "a")
+	must(t, fx.Evict("c", alice))
+	want(alice.UID, 8192, 9)
 }

@@ -77,7 +77,7 @@ func (e *Entry) Manifest() *schema.Manifest {
 	if m := s.recent.get(e); m != nil {
 		return m
 	}
-	f := e.blobs[ManifestName]
+	f := e.blobs.named(ManifestName)
 	f.refs++
 	defer f.unref()
 	m, err := s.decode(f)

@@ -61,7 +61,6 @@ func (e *Entry) HasLock() bool {
 func (s *Store) newEntry(id string, serial uint64, owner Caller, created time.Time) *Entry {
 	e := &Entry{
 		store: s, id: id, serial: serial, owner: owner, created: created, state: Staging,
-		blobs: map[string]*File{}, arenas: map[string]*File{},
 		released: make(chan struct{}, 1),
 	}
 	return e

@@ -73,6 +73,7 @@ type Store struct {
 	locks    map[string]map[int]int // id -> process -> open lock handles
 	locked   map[uint32]int         // user -> open lock handles
 	files    map[*File]struct{}     // every file with an open memfd
+	alike    alike
 	bytes    [buckets]uint64
 	promised uint64 // what stagings have reserved, and what blobs may grow by in writes that are under way
 	pending  uint64 // part of bytes that is being allocated, and so not yet missing from the free memory
@@ -112,6 +113,7 @@ func New(opts Options) *Store {
 		locks:    map[string]map[int]int{},
 		locked:   map[uint32]int{},
 		files:    map[*File]struct{}{},
+		alike:    alike{},
 		counters: Counters{Evictions: map[Reason]uint64{}},
 
 		becameIdle: make(chan struct{}, 1),

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 )
@@ -22,36 +21,6 @@ type ArenaSize struct {
 	Bytes uint64 `json:"nbytes"`
 }
 
-// ArenaName names an arena of a published entry.
-type ArenaName struct{ ID, Name string }
-
-// ArenasOfSize finds the published arenas of one user that have that size in bytes, last used first, limit at most. It
-// goes over all entries: a fill asks once for each of its arenas, and an index would have to follow every commit,
-// eviction and takeover.
-func (s *Store) ArenasOfSize(uid uint32, bytes uint64, limit int) []ArenaName {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var found []*File
-	for _, e := range s.entries {
-		if e.owner.UID != uid {
-			continue
-		}
-		for _, f := range e.arenas {
-			if f.mem.bytes == bytes {
-				found = append(found, f)
-			}
-		}
-	}
-	slices.SortFunc(found, func(a, b *File) int {
-		return cmp.Or(b.entry.lastUse.Compare(a.entry.lastUse), cmp.Compare(b.serial, a.serial))
-	})
-	out := make([]ArenaName, 0, min(limit, len(found)))
-	for _, f := range found[:min(limit, len(found))] {
-		out = append(out, ArenaName{f.entry.id, f.name})
-	}
-	return out
-}
-
 // Summaries tells of all published entries, by id. It opens and reads nothing.
 func (s *Store) Summaries() []Summary {
 	s.mu.Lock()
@@ -60,10 +29,10 @@ func (s *Store) Summaries() []Summary {
 	for _, e := range s.entries {
 		x := Summary{
 			Info: e.info(), ClassName: e.facts.className, ModelName: e.facts.modelName, Loader: e.facts.loader,
-			CreatedNS: e.facts.createdNS, FillSeconds: e.facts.fillSeconds, StructureBytes: e.blobs[StructureName].mem.bytes,
+			CreatedNS: e.facts.createdNS, FillSeconds: e.facts.fillSeconds, StructureBytes: e.blobs.named(StructureName).mem.bytes,
 		}
-		for name, f := range e.arenas {
-			x.Arenas = append(x.Arenas, ArenaSize{Name: name, Bytes: f.mem.bytes})
+		for _, f := range e.arenas {
+			x.Arenas = append(x.Arenas, ArenaSize{Name: f.name, Bytes: f.mem.bytes})
 		}
 		slices.SortFunc(x.Arenas, func(a, b ArenaSize) int { return strings.Compare(a.Name, b.Name) })
 		out = append(out, x)

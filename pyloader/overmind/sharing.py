@@ -60,7 +60,7 @@ def _link_twin(staging: Staging, plan: Plan, alike: list[tuple[str, str]], agree
 
 
 def _own_arenas(store: Store, sizes: set[int]) -> dict[int, list[tuple[str, str]]]:
-    """Entry and name of the published arenas of this user that have one of these sizes, last used first."""
+    """Entry and name of the published arenas of this user that have one of these sizes, newest first."""
     pipelines = os.path.join(store.root, 'pipelines')
 
     def look() -> dict[int, list[tuple[str, str]]]:
