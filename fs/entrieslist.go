@@ -30,10 +30,11 @@ type Listed struct {
 	LastUse         int64             `json:"last_use"`
 }
 
+// entriesJSON encodes one entry at a time: the encoder keeps the largest buffer that it ever needed.
 func (t *tree) entriesJSON() ([]byte, error) {
-	list := []Listed{}
-	for _, x := range t.store.Summaries() {
-		list = append(list, Listed{
+	text := []byte("[")
+	for i, x := range t.store.Summaries() {
+		one, err := json.Marshal(Listed{
 			ID: x.ID, ClassName: x.ClassName, ModelName: x.ModelName, Loader: x.Loader, CreatedNS: x.CreatedNS,
 			FillSeconds: x.FillSeconds, UID: x.Owner.UID, Bytes: x.Bytes, Shared: x.Shared, StructureNbytes: x.StructureBytes,
 			Arenas: append([]store.ArenaSize{}, x.Arenas...), // never null
@@ -41,7 +42,13 @@ func (t *tree) entriesJSON() ([]byte, error) {
 			LeasePIDs: append([]int{}, x.LeasePIDs...), // never null
 			LastUse:   x.LastUse.Unix(),
 		})
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			text = append(text, ',')
+		}
+		text = append(text, one...)
 	}
-	text, err := json.Marshal(list)
-	return append(text, '\n'), err
+	return append(text, "]\n"...), nil
 }

@@ -42,6 +42,10 @@ func (g *generatedFile) Open(_ context.Context, flags uint32) (fusefs.FileHandle
 		g.tree.log.Error("cannot generate a file", "error", err)
 		return nil, 0, toErrno(err)
 	}
+	const large = 1 << 18
+	if len(data) > large {
+		g.tree.giveBack.worked()
+	}
 	return &generatedHandle{data: data}, fuse.FOPEN_DIRECT_IO, 0
 }
 

@@ -67,7 +67,8 @@ func New(opts Options) (*Mount, error) {
 		shared: opts.AllowOther, share: opts.Share, hugePages: active(opts.HugePages), pressure: active(opts.Pressure),
 	}
 	t.metrics = newMetrics(t)
-	t.pruner = &pruner{after: pruneAfter, seen: map[string]time.Time{}}
+	t.giveBack = newGiveBack()
+	t.pruner = &pruner{after: pruneAfter, freed: t.giveBack.worked, seen: map[string]time.Time{}}
 	err := MayMount(opts.Dir, opts.AllowOther)
 	if err != nil {
 		return nil, err
@@ -156,6 +157,7 @@ func New(opts Options) (*Mount, error) {
 		defer close(m.done)
 		defer m.at.close()
 		defer m.closeSocket()
+		defer t.giveBack.stop()
 		defer t.pruner.stop()
 		server.Serve()
 		m.awaitAnswer()

@@ -1,7 +1,6 @@
 package fs
 
 import (
-	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -12,11 +11,16 @@ import (
 // pruneAfter is how long the nodes of an entry stay when nobody looks at it any more.
 const pruneAfter = time.Minute
 
+// crowd is how many names may be remembered before they go after a thirtieth of that time: nobody works on so many, a
+// burst of fills has left them.
+const crowd = 512
+
 // pruner makes the kernel forget the files of entries that nobody looks at, so that the daemon can forget them too: for
 // each it keeps a node as long as the kernel knows its name, and of itself the kernel gives names up only when memory
 // is short. Names of what is open stay. Kernels before 6.18 cannot be asked.
 type pruner struct {
 	after time.Duration
+	freed func() // called when nodes were forgotten
 
 	mu      sync.Mutex
 	folders []*fusefs.Inode      // pipelines/ and locks/
@@ -40,9 +44,20 @@ func (p *pruner) saw(name string) {
 		return
 	}
 	p.seen[name] = time.Now()
-	if p.timer == nil {
-		p.timer = time.AfterFunc(p.after, p.prune)
+	switch {
+	case p.timer == nil:
+		p.timer = time.AfterFunc(p.stay(), p.prune)
+	case len(p.seen) == crowd+1:
+		p.timer.Reset(p.stay())
 	}
+}
+
+// stay is for how long a name stays after its last look.
+func (p *pruner) stay() time.Duration {
+	if len(p.seen) > crowd {
+		return p.after / 30
+	}
+	return p.after
 }
 
 // stop is called when the mount is gone.
@@ -59,10 +74,9 @@ func (p *pruner) stop() {
 // may wait for a request that is under way in one of the folders.
 func (p *pruner) prune() {
 	nodes := p.due()
-	const atOnce, many = 256, 1024
-	if len(nodes) >= many {
-		// What they took is given back at once: by itself that happens when the next thousands of them are made.
-		defer debug.FreeOSMemory()
+	const atOnce = 256
+	if len(nodes) > 0 {
+		defer p.freed()
 	}
 	for len(nodes) > 0 {
 		some := nodes[:min(atOnce, len(nodes))]
@@ -80,8 +94,9 @@ func (p *pruner) due() []*fusefs.Inode {
 	defer p.mu.Unlock()
 	var nodes []*fusefs.Inode
 	var next time.Duration
+	stay := p.stay()
 	for name, last := range p.seen {
-		if left := p.after - time.Since(last); left > 0 {
+		if left := stay - time.Since(last); left > 0 {
 			if next == 0 || left < next {
 				next = left
 			}
@@ -92,10 +107,13 @@ func (p *pruner) due() []*fusefs.Inode {
 			nodes = appendTree(nodes, folder.GetChild(name))
 		}
 	}
+	if len(p.seen) == 0 {
+		p.seen = map[string]time.Time{} // maps never shrink
+	}
 	p.timer = nil
 	if next > 0 && !p.off {
 		// Not at each one's own time: all of them are gone over each time.
-		p.timer = time.AfterFunc(max(next, p.after/8), p.prune)
+		p.timer = time.AfterFunc(max(next, stay/8), p.prune)
 	}
 	return nodes
 }

@@ -1,6 +1,7 @@
 package fs_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -51,4 +52,21 @@ func TestNodesAreForgotten(t *testing.T) {
 		t.Errorf("the mapping changed: %s, %s", sum, again)
 	}
 	eventually(t, "the rest is forgotten", func() bool { return m.Nodes() == 0 })
+}
+
+// A burst of fills leaves the nodes of thousands, all of them looked at lately.
+func TestNodesOfManyAreForgottenSooner(t *testing.T) {
+	m := testMount(t)
+	if !m.PruneAfter(time.Minute) {
+		t.Skip("this kernel cannot be asked to forget (Linux 6.18)")
+	}
+	const many = 600
+	for n := range many {
+		lock := openFD(t, m.path("locks", fmt.Sprint("many-", n)), unix.O_RDWR|unix.O_CREAT)
+		must(t, unix.Close(lock))
+	}
+	if n := m.Nodes(); n < many {
+		t.Fatalf("%d nodes", n)
+	}
+	eventually(t, "most are forgotten, before the minute is over", func() bool { return m.Nodes() <= 512 })
 }

@@ -85,5 +85,6 @@ func (s *stagingDir) Rename(ctx context.Context, name string, newParent fusefs.I
 	}
 	err := s.tree.store.Commit(context.WithoutCancel(ctx), name, callerOf(ctx), flags&unix.RENAME_NOREPLACE != 0)
 	s.tree.pruner.saw(name)
+	s.tree.giveBack.worked()
 	return toErrno(err)
 }

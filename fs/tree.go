@@ -28,8 +28,9 @@ type tree struct {
 	hugePages   feature
 	pressure    feature
 
-	metrics *prometheus.Registry
-	pruner  *pruner
+	metrics  *prometheus.Registry
+	pruner   *pruner
+	giveBack *giveBack
 
 	// Requests for arena bytes that the daemon served itself; with passthrough there are none.
 	arenaReads  atomic.Uint64
