@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -23,21 +24,33 @@ FEW, QUICK, MANY = 10, 1_000, 10_000
 LARGE = 16
 _GIGABYTE, _SMALL = 10**9, 64
 _IDLE_SECONDS = 5
+_REST_SECONDS = 10
+# Manifest, structure and arena.
+_FILES_EACH = 3
+_SPARE_FILES = 300
 _OPENS = 300
 
 
 def measure(few: int, many: int, large: int) -> dict[str, Any]:
-    """``rss`` in bytes, ``open``, ``ls`` and ``idle`` (CPU seconds of the daemon in five) in seconds."""
+    """``rss`` in bytes, ``open``, ``ls`` and ``idle`` (CPU seconds of the daemon in five) in seconds.
+
+    ``rss_filled`` is just after the fills, ``rss_many`` when the daemon was left alone after these and all the rest. Of
+    ``many`` entries only as many are made as the open files of a process allow (``entries``), three for each.
+    """
     figures: dict[str, Any] = {'few': few, 'many': many, 'large_bytes': None}
+    many = min(many, (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - _SPARE_FILES) // _FILES_EACH)
     with tempfile.TemporaryDirectory(prefix='overmind-bench-') as folder:
         with Daemon(Path(folder, 'small')) as daemon:
             _entries(daemon, few, _SMALL)
             figures['open_few'] = _ask(daemon, 'open', _OPENS)
             with progress(f'daemon: {many:,} small entries'):
                 _entries(daemon, many, _SMALL)
+            figures['rss_filled'] = _rss(daemon)
             figures['entries'] = len(os.listdir(daemon.root / 'pipelines'))
             figures['open_many'] = _ask(daemon, 'open', _OPENS)
             figures['ls'] = _ls(daemon)
+            with progress(f'daemon: left alone for {_REST_SECONDS} seconds'):
+                time.sleep(_REST_SECONDS)
             figures['idle'] = _idle(daemon)
             figures['rss_many'] = _rss(daemon)
         if large and meminfo('MemAvailable') > (large + 4) * _GIGABYTE:

@@ -114,7 +114,8 @@ def daemon_text(daemon: Mapping[str, Any]) -> str:
     )
     few, many = (f'{daemon[name] * 1e6:.0f} us' for name in ('open_few', 'open_many'))
     return (
-        f'the daemon: {megabytes(daemon["rss_many"])} with {daemon["entries"]:,} entries, {large}'
+        f'the daemon: {megabytes(daemon["rss_many"])} with {daemon["entries"]:,} entries '
+        f'({megabytes(daemon["rss_filled"])} just after the fills), {large}'
         f'{seconds(daemon["idle"])} of CPU time in 5 idle seconds; '
         f'opening by id {few} with {daemon["few"]} entries and {many} with {daemon["entries"]:,}; '
         f'ls {seconds(daemon["ls"])}'
