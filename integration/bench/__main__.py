@@ -189,10 +189,10 @@ def main() -> int:
         report.write(args.output, report.as_json(results))
         print(f'written, as far as it was measured: {args.output}', file=sys.stderr)
         raise
+    report.write(args.output, report.as_json(results))
     print(f'\n{report.text(results)}\n')
     if results.restarts:
         print(f'{restart.own_start()}\n')
-    report.write(args.output, report.as_json(results))
     print(f'written: {args.output}')
     if results.timings:
         print(plot.draw(args.output, args.png or args.output.with_suffix('.png')))

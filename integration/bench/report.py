@@ -90,13 +90,14 @@ def amortisation_table(timings: Sequence[Timing]) -> str:
 
 
 def memory_table(footprints: Footprints) -> str:
+    counts = sorted({one.processes for measured in footprints.values() for one in measured})
     rows = []
     for (workload, opponent), measured in footprints.items():
+        by_count = {one.processes: one for one in measured}
         for what in FIGURES:
-            values = [getattr(one, what) for one in measured]
+            values = [getattr(by_count.get(count), what, None) for count in counts]
             rows.append([workload, opponent, what, *('-' if value is None else megabytes(value) for value in values)])
-    counts = next(iter(footprints.values()), [])
-    return table(['memory of all processes', '', '', *(f'N={one.processes}' for one in counts)], rows)
+    return table(['memory of all processes', '', '', *(f'N={count}' for count in counts)], rows)
 
 
 def crowd_text(crowd: Mapping[str, Any]) -> str:

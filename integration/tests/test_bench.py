@@ -13,8 +13,9 @@ import pytest
 from integration.bench import promises
 from integration.bench.figures import break_even, figures
 from integration.bench.measure import Timing
+from integration.bench.memory import Footprint
 from integration.bench.opponents import OURS, PLAIN
-from integration.bench.report import Results, as_json, text
+from integration.bench.report import Results, as_json, memory_table, text
 from integration.bench.workloads import WORKLOADS
 from integration.harness.places import REPOSITORY
 
@@ -101,3 +102,15 @@ def test_benchmark_of_a_tiny_model(tmp_path: Path) -> None:
     assert {'import', 'patch', 'load', 'touch'} <= measured['timings'][1]['stages'].keys()
     assert measured['timings'][1]['fill']['median'] > 0
     assert 'c.rebuild.plain' in measured['figures']
+
+
+@FIGURES
+def test_memory_of_uneven_counts_is_one_table() -> None:
+    both = {
+        ('a', 'plain'): [Footprint(1, pss=10**6), Footprint(8)],
+        ('a', 'dropped'): [Footprint(1, pss=2 * 10**6)],
+    }
+    lines = memory_table(both).splitlines()
+    assert lines[0].split()[-2:] == ['N=1', 'N=8']
+    found = [line.split()[1:] for line in lines if ' pss ' in line]
+    assert found == [['plain', 'pss', '1', 'MB', '-'], ['dropped', 'pss', '2', 'MB', '-']]
