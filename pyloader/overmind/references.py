@@ -25,6 +25,7 @@ from typing import Any
 from overmind.collector import collector_paused
 from overmind.errors import Bypass, Unkeyable
 from overmind.key.origin import is_first_party
+from overmind.structure.later import settle
 
 Path = tuple[str, ...]
 # Of such there is one in the whole process, whoever returned it.
@@ -287,7 +288,7 @@ def _state(obj: Any) -> Any:
             tree[name] = (id(module), id(type(module)), own, tensors)
         return tree
     try:
-        getattr(obj, '_tokenizer', None)  # built by now, or its pickle would be another one after its first use
+        settle(obj)
         return hashlib.sha256(pickle.dumps(obj)).hexdigest()
     except Exception:
         return _value(vars(obj)) if hasattr(obj, '__dict__') else id(obj)

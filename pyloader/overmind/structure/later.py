@@ -7,6 +7,7 @@ which comes before that, gives everybody who asks for ``_tokenizer`` the real on
 from __future__ import annotations
 
 import ctypes
+import functools
 import pickle
 import threading
 from typing import Any, SupportsIndex
@@ -15,19 +16,47 @@ from overmind.structure import tokenizers
 
 _ATTRIBUTE = '_tokenizer'
 _HOSTS = frozenset({'PreTrainedTokenizerFast', 'TokenizersBackend'})  # of transformers 4 and 5
-_lock = threading.RLock()
+lock = threading.RLock()
 
 
-# Bytes from which a tokenizer is kept in an arena, where it is shared and costs a hit nothing until it is used.
+# Bytes from which what waits is kept in an arena, where it is shared and costs a hit nothing until it is used.
 LARGE = 256 << 10
 
 
-class Pending:
-    """A ``tokenizers.Tokenizer`` to be; copies and pickles of it are those of the real one."""
+class Kept:
+    """A pickle that waits: bytes, or a torch.UntypedStorage."""
 
     def __init__(self, data: Any) -> None:
-        self.data = data  # a pickle: bytes, or a torch.UntypedStorage
-        self._built: Any = None
+        self.data = data
+
+    def buffer(self) -> Any:
+        """Its bytes."""
+        if isinstance(self.data, bytes):
+            return self.data
+        return (ctypes.c_char * self.data.nbytes()).from_address(self.data.data_ptr())
+
+    def stored(self) -> Any:
+        """The bytes of a small one; of a large one a storage of its own, which starts where an arena keeps it."""
+        import torch
+
+        if isinstance(self.data, bytes) and len(self.data) >= LARGE:
+            out = torch.empty(len(self.data), dtype=torch.uint8)
+            ctypes.memmove(out.data_ptr(), self.data, len(self.data))
+            self.data = out.untyped_storage()
+        return self.data
+
+
+class Waiting:
+    """An attribute to be, in the place of it."""
+
+    def get(self) -> Any:
+        raise NotImplementedError
+
+
+class Pending(Kept, Waiting):
+    """A ``tokenizers.Tokenizer`` to be; copies and pickles of it are those of the real one."""
+
+    _built: Any = None
 
     @classmethod
     def of(cls, tokenizer: Any) -> Pending:
@@ -37,27 +66,12 @@ class Pending:
 
     def get(self) -> Any:
         """The tokenizer, built once."""
-        with _lock:
+        with lock:
             if self._built is None:
-                build, arguments = pickle.loads(self._buffer())
+                build, arguments = pickle.loads(self.buffer())
                 self._built = build(*arguments)
                 self.data = b''
             return self._built
-
-    def _buffer(self) -> Any:
-        if isinstance(self.data, bytes):
-            return self.data
-        return (ctypes.c_char * self.data.nbytes()).from_address(self.data.data_ptr())
-
-    def stored(self) -> Any:
-        """The pickle as a storage of its own, which starts where an arena keeps it."""
-        import torch
-
-        if isinstance(self.data, bytes):
-            out = torch.empty(len(self.data), dtype=torch.uint8)
-            ctypes.memmove(out.data_ptr(), self.data, len(self.data))
-            self.data = out.untyped_storage()
-        return self.data
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         # For a process without this package, too.
@@ -76,13 +90,27 @@ def postponable(cls: type) -> bool:
     return host is not None and owner is host
 
 
+def reduced(obj: Any, pending: Pending) -> Any:
+    """What structure.pkl has of a tokenizer whose Rust one is built when it is used."""
+    parts = obj.__reduce_ex__(4)
+    if len(parts) < 3 or not isinstance(parts[2], dict):
+        return NotImplemented
+    return (*parts[:2], {**parts[2], _ATTRIBUTE: pending}, None, None, set_state)
+
+
+def settle(obj: Any) -> None:
+    """Let nothing of an object wait any more: its pickle would be another one after its first use."""
+    for name in [n for n, value in getattr(obj, '__dict__', {}).items() if isinstance(value, Waiting)]:
+        getattr(obj, name)
+
+
 def set_state(obj: Any, state: dict[str, Any]) -> None:
     """The attributes of a transformers tokenizer; called by structure.pkl."""
     cls = type(obj)
     pending = state.get(_ATTRIBUTE)
     if isinstance(pending, Pending):
         if postponable(cls):
-            _install(_host(cls))
+            install(_host(cls), _ATTRIBUTE)
         else:
             state = {**state, _ATTRIBUTE: pending.get()}
     vars(obj).update(state)
@@ -92,34 +120,58 @@ def _host(cls: type) -> Any:
     return next((c for c in cls.__mro__ if c.__name__ in _HOSTS and c.__module__.startswith('transformers.')), None)
 
 
-class _Later:
-    """The attribute of all tokenizers, also of those that no cache has made. It stays: objects may still need it."""
+class Later:
+    """An attribute of all tokenizers of a class, also of those that no cache has made. It stays: objects may still need
+    it."""
 
-    def __init__(self, *default: Any) -> None:
-        self._default = default
+    def __init__(self, name: str, *default: Any) -> None:
+        self._name, self._default = name, default
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
-        found = self._default if obj is None else vars(obj).get(_ATTRIBUTE, self._default)
+        name = self._name
+        found = self._default if obj is None else obj.__dict__.get(name, self._default)
         if found is self._default:
             if not found:
-                raise AttributeError(f'{(owner or type(obj)).__name__!r} object has no attribute {_ATTRIBUTE!r}')
+                raise AttributeError(f'{(owner or type(obj)).__name__!r} object has no attribute {name!r}')
             return found[0]
-        if type(found) is Pending:
-            found = vars(obj)[_ATTRIBUTE] = found.get()
+        if isinstance(found, Waiting):
+            found = obj.__dict__[name] = found.get()
         return found
 
     def __set__(self, obj: Any, value: Any) -> None:
-        vars(obj)[_ATTRIBUTE] = value
+        obj.__dict__[self._name] = value
 
     def __delete__(self, obj: Any) -> None:
         try:
-            del vars(obj)[_ATTRIBUTE]
+            del obj.__dict__[self._name]
         except KeyError:
-            raise AttributeError(_ATTRIBUTE) from None
+            raise AttributeError(self._name) from None
 
 
-def _install(host: Any) -> None:
-    with _lock:
-        before = vars(host).get(_ATTRIBUTE, _Later)
-        if type(before) is not _Later:
-            setattr(host, _ATTRIBUTE, _Later() if before is _Later else _Later(before))
+def install(host: Any, name: str) -> None:
+    """Let instances of a class have such an attribute."""
+    with lock:
+        before = vars(host).get(name, Later)
+        if type(before) is Later:
+            return
+        setattr(host, name, Later(name) if before is Later else Later(name, before))
+        missing = getattr(host, '__getattr__', None)
+        if missing is not None and not hasattr(missing, _MARK):
+            host.__getattr__ = _hiding(missing)
+
+
+_MARK = '_overmind_hides_later'
+
+
+def _hiding(missing: Any) -> Any:
+    """The ``__getattr__`` of a class; that of transformers 5 gives what the dict of the class has, as it is."""
+
+    @functools.wraps(missing)
+    def __getattr__(self: Any, key: str) -> Any:
+        found = missing(self, key)
+        if type(found) is Later:
+            raise AttributeError(f'{type(self).__name__} has no attribute {key}')
+        return found
+
+    setattr(__getattr__, _MARK, True)
+    return __getattr__

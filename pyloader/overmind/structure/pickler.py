@@ -25,7 +25,7 @@ import torch
 from overmind.errors import Unpicklable
 from overmind.key.origin import MAIN, common_name
 from overmind.references import Path
-from overmind.structure import arrays, later, rebuild, script, sentinels
+from overmind.structure import arrays, later, rebuild, script, sentinels, vocabularies
 from overmind.structure.constants import constants
 from overmind.structure.modules import file_of
 from overmind.structure.table import Table, bare, plain
@@ -133,7 +133,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if t.__name__ == 'Tokenizer' and t.__module__ == 'tokenizers':
             return later.now, (self._pending(obj),)
         if t is later.Pending:
-            return later.Pending, (obj.data if len(obj.data) < later.LARGE else obj.stored(),)
+            return later.Pending, (obj.stored(),)
+        if t is vocabularies.Group:
+            return vocabularies.Group, (obj.stored(), obj.packages)
+        if t is vocabularies.Part and not obj.group.used:
+            return vocabularies.Part, (obj.group, obj.name)
         if sentinels.may_be(obj, t):
             found = sentinels.name_of(obj, t, self._seen_modules)
             if found is not None:
@@ -142,7 +146,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if hasattr(t, 'register_modules'):
             self._objects.update(constants(t))
         if later.postponable(t) and vars(obj).get('_tokenizer') is not None:
-            return self._with_pending(obj)
+            return later.reduced(obj, self._pending(obj._tokenizer))
+        if vocabularies.is_tokenizer(t):
+            return vocabularies.reduced(obj)
         if t.__name__ == 'ExportedProgram' and t.__module__.startswith('torch.export'):
             data = io.BytesIO()
             torch.export.save(obj, data)
@@ -157,14 +163,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if found is None:
             found = self._tokenizers[id(tokenizer)] = later.Pending.of(tokenizer)
         return found
-
-    def _with_pending(self, obj: Any) -> Any:
-        """A tokenizer of transformers, whose Rust one is built when it is used."""
-        reduced = obj.__reduce_ex__(4)
-        if len(reduced) < 3 or not isinstance(reduced[2], dict):
-            return NotImplemented
-        state = {**reduced[2], '_tokenizer': self._pending(obj._tokenizer)}
-        return (*reduced[:2], state, None, None, later.set_state)
 
     def _array(self, obj: Any) -> Any:
         self.arrays.append(obj)
