@@ -7,7 +7,7 @@ setup(
         Extension(
             "overmind_cext._helper",
             sources=["src/helper.cpp"],
-            depends=["src/arena.h", "src/copier.h"],
+            depends=["src/arena.h", "src/copier.h", "src/release.h"],
             language="c++",
             extra_compile_args=[
                 "-std=c++17",
@@ -18,7 +18,8 @@ setup(
                 "-fvisibility=hidden",
                 "-pthread",
             ],
-            extra_link_args=["-pthread"],
+            # A forked copier has given up what the dynamic linker would need to find a function later.
+            extra_link_args=["-pthread", "-Wl,-z,now"],
             py_limited_api=True,
         )
     ],

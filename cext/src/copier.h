@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "arena.h"
+#include "release.h"
 
 #ifndef CLONE_PIDFD
 #define CLONE_PIDFD 0x00001000
@@ -133,14 +134,33 @@ inline bool settle(int sock) {
   }
   const rlimit none{0, 0};
   setrlimit(RLIMIT_CORE, &none);
-  setpriority(PRIO_PROCESS, 0, kNiceness);
   prctl(PR_SET_NAME, "overmind-fill");
   return true;
 }
 
+// What the copier reads, besides its stack.
+inline std::vector<Range> needed_by(const std::vector<Image> &images, const char *buffer) {
+  std::vector<Range> found{around(buffer, kCompared), around(images.data(), images.size() * sizeof images[0])};
+  for (const Image &image : images) {
+    found.push_back(around(image.spans.data(), image.spans.size() * sizeof(Span)));
+    for (const Span &span : image.spans) found.push_back(around(span.from, span.nbytes));
+  }
+  // Its own place is known when it has one.
+  found.reserve(found.size() + 1);
+  std::vector<Range> out = merged(found);
+  out.reserve(out.size() + 1);
+  out.push_back(around(out.data(), out.capacity() * sizeof out[0]));
+  return merged(std::move(out));
+}
+
 // The life of the copier: says 0 when it is ready, and answers until the other end of the socket is closed.
-[[noreturn]] inline void serve(int sock, const std::vector<Image> &images, char *buffer) {
-  if (!settle(sock) || !reply(sock, 0)) _exit(1);
+[[noreturn]] inline void serve(int sock, const std::vector<Image> &images, const std::vector<Range> &needed,
+                               char *buffer) {
+  if (!settle(sock)) _exit(1);
+  // While the program waits, which would be given a copy of each page that it writes to meanwhile.
+  release_but(needed, buffer, kCompared);
+  setpriority(PRIO_PROCESS, 0, kNiceness);
+  if (!reply(sock, 0)) _exit(1);
   Request request;
   int fd;
   while (receive(sock, &request, &fd)) {
@@ -161,13 +181,14 @@ inline bool settle(int sock) {
 
 // A pidfd of the new process; only waitid with __WALL sees that one end, so no wait of the program's meets it.
 inline Failure start(int sock, const std::vector<Image> &images, char *buffer, int *pidfd) {
+  const std::vector<Range> needed = needed_by(images, buffer);
   sigset_t all, before;
   sigfillset(&all);
   // The program's handlers write to its descriptors, and Ctrl-C reaches the whole group of a terminal.
   pthread_sigmask(SIG_SETMASK, &all, &before);
   const long pid = syscall(SYS_clone, static_cast<unsigned long>(CLONE_PIDFD), 0ul, pidfd, 0ul, 0ul);
   const int error = errno;
-  if (pid == 0) serve(sock, images, buffer);
+  if (pid == 0) serve(sock, images, needed, buffer);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (pid < 0) return {error, "clone", false, 0};
   return {};

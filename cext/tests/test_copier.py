@@ -237,3 +237,33 @@ def test_bad_plans(plans, error):
 def test_bad_socket():
     with pytest.raises(ValueError):
         start_copier(-1, [])
+
+
+def anonymous(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("RssAnon:"))
+
+
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's memory looks like any other")
+def test_lets_go_of_what_it_does_not_copy():
+    """Else the program gets a copy of each page that it writes to, as long as the copier lives."""
+    rest, size = 256 << 20, 64 << 20
+    with mmap.mmap(-1, rest, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:: mmap.PAGESIZE] = b"x" * (rest // mmap.PAGESIZE)
+        start = address(memory)
+        # In the middle of what it lets go of, neither of them at the start of a page.
+        pieces = [(0, start + size + 17, 5 << 20), (6 << 20, start + 3 * size + 1, 1000)]
+        want = bytes(memory[size + 17 :][: 5 << 20]) + bytes(1 << 20) + bytes(memory[3 * size + 1 :][:1000])
+        before = anonymous(os.getpid())
+        copier = Copier((len(want), b"", pieces))
+        try:
+            assert anonymous(copier.pid()) <= before - rest + (32 << 20)
+            memory[:: mmap.PAGESIZE] = b"y" * (rest // mmap.PAGESIZE)
+            fd = os.memfd_create("arena")
+            os.ftruncate(fd, len(want))
+            assert copier.ask(COPY_MAPPED, 0, fd) == len(want)
+            assert os.pread(fd, len(want), 0) == want
+            os.close(fd)
+        finally:
+            copier.close()
+        del pieces

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from overmind import chance, settings
 from overmind.background import Publication, available_memory, wait_for_room
-from overmind.collector import collector_paused
+from overmind.collector import collector_paused, made_to_stay
 from overmind.copier import Copier, seen_by_others
 from overmind.errors import Bypass, StoreError, Unpicklable
 from overmind.key import inputs, versions
@@ -219,6 +219,7 @@ class Fill:
         on_host = dataclasses.replace(written.manifest, devices=['cpu'] * len(written.manifest.devices))
         with collector_paused():  # until the object is gone again
             self._rebuilt(lambda: rebuild(on_host, content.structure, written.originals.all(), self._references))
+            made_to_stay()  # or what all this has made has the collector look at everything within the next load
         start = time.perf_counter()
         try:
             if seen_by_others(content.plans):
