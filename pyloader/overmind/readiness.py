@@ -7,7 +7,7 @@ import contextlib
 import sys
 from functools import lru_cache
 
-from overmind import cache, restore
+from overmind import cache, restore, users
 from overmind.key import lookup, origin, versions
 from overmind.patches.hooks import initializing
 from overmind.store import Store
@@ -29,7 +29,8 @@ def _prepare() -> Store | None:
     """The store in use, if any."""
     import overmind.structure.later
     import overmind.structure.rebuild
-    import overmind.structure.unpickle  # noqa: F401
+    import overmind.structure.unpickle
+    import overmind.structure.vocabularies  # noqa: F401
 
     with contextlib.suppress(ImportError):  # a load says that it is missing
         import overmind_cext  # noqa: F401
@@ -37,4 +38,6 @@ def _prepare() -> Store | None:
     versions.installed()
     with contextlib.suppress(Exception):  # whatever mode torch is in
         restore.get_ready()
+    with contextlib.suppress(OSError, ValueError):
+        users.overflow()
     return cache.look_ahead()

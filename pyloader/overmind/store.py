@@ -146,9 +146,11 @@ class Store:
         """The entry in a folder of the root, without a deadline. Raises OSError beside what read raises."""
         self._check_root()
         base = os.path.join(self.root, folder)
+        # A plain directory is also locked through it; a daemon need not be asked to open it.
+        access = os.O_PATH if self.is_mount else os.O_RDONLY
         for _ in range(_REPLACED_AT_MOST):
             try:
-                at = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                at = os.open(base, access | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
                 if missing_ok:
                     return None

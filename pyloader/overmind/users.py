@@ -16,7 +16,7 @@ def outer(uid: int) -> int:
 
 def unmapped(uid: int) -> bool:
     """Whether a uid may stand for any user that has no number in the user namespace of this process."""
-    return uid == _overflow() and not _initial_namespace()
+    return uid == overflow() and not _initial_namespace()
 
 
 def within() -> str:
@@ -30,6 +30,7 @@ def _initial_namespace() -> bool:
 
 
 @lru_cache(maxsize=1)
-def _overflow() -> int:
+def overflow() -> int:
+    """The number that stands for all of those."""
     with open('/proc/sys/kernel/overflowuid') as f:
         return int(f.read())

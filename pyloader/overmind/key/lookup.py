@@ -358,6 +358,9 @@ def _torch_state() -> tuple[tuple[str, str], ...]:
 def get_ready() -> None:
     """What the first key takes longer for than the next ones."""
     _allowed()
+    for name in ('torch', 'transformers', 'diffusers'):  # symbolic links above their folders
+        if name in sys.modules:
+            is_first_party(name)
 
 
 def _allowed() -> str:
