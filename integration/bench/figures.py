@@ -98,13 +98,13 @@ def _patch(timings: Timings) -> dict[str, float | None]:
     }
 
 
-def _memory(footprints: Footprints, nbytes: Mapping[str, int]) -> dict[str, float | None]:
+def _memory(footprints: Footprints) -> dict[str, float | None]:
     figures: dict[str, float | None] = {}
     for (letter, opponent), measured in footprints.items():
         known = [one for one in measured if one.pss is not None]
         if opponent != OURS.name or not known:
             continue
-        figures[f'{letter}.memory.copies'] = max((one.pss or 0) / nbytes[letter] for one in known)
+        figures[f'{letter}.memory.copies'] = max((one.pss or 0) / one.weights for one in known)
         figures[f'{letter}.memory.private-mb'] = max((one.anonymous or 0) / one.processes for one in known) / 1e6
     return figures
 
@@ -147,9 +147,8 @@ def figures(
     found: dict[str, float | None] = {}
     for letter in known.letters:
         found.update({f'{letter}.{name}': value for name, value in _of_workload(known, letter, memcpy).items()})
-    nbytes = {timing.workload.letter: timing.runs[-1]['bytes'] for timing in timings if timing.runs}
     found.update(_patch(known))
-    found.update(_memory(footprints, nbytes))
+    found.update(_memory(footprints))
     found.update(_crowd(crowd))
     found.update(_daemon(daemon))
     ways = {restart.COLD.name: 'plain', restart.CACHED.name: 'overmind-fs'}

@@ -29,11 +29,13 @@ _EACH = 0.7e9
 class Footprint:
     """Bytes; None where the machine had too little memory to try.
 
-    pss and anonymous are the growth of the sums over all processes; shared is the shared memory of the whole machine,
-    page_cache what of the checkpoint's files is in memory, and node the sum of these two and anonymous.
+    weights are those of one load. pss and anonymous are the growth of the sums over all processes; shared is
+    the shared memory of the whole machine, page_cache what of the checkpoint's files is in memory, and node the
+    sum of these two and anonymous.
     """
 
     processes: int
+    weights: int
     pss: int | None = None
     anonymous: int | None = None
     shared: int | None = None
@@ -84,7 +86,7 @@ def footprint(
     """
     copies = 1 if opponent.cache else count
     if meminfo('MemAvailable') < count * _EACH + copies * nbytes * 1.3:
-        return Footprint(count)
+        return Footprint(count, nbytes)
     root = cache.root if cache else None
     try:
         with ExitStack() as stack, progress(f'{workload.letter}: {opponent.name}, {count} at once'):
@@ -99,6 +101,7 @@ def footprint(
             shared = meminfo('Shmem') - idle
             files = resident(checkpoint_folder(size, workload.files))
     except ConversationError:
-        return Footprint(count)
+        return Footprint(count, nbytes)
     anonymous = after['anonymous'] - before['anonymous']
-    return Footprint(count, after['pss'] - before['pss'], anonymous, shared, files, anonymous + shared + files)
+    pss = after['pss'] - before['pss']
+    return Footprint(count, nbytes, pss, anonymous, shared, files, anonymous + shared + files)

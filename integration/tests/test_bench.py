@@ -107,10 +107,17 @@ def test_benchmark_of_a_tiny_model(tmp_path: Path) -> None:
 @FIGURES
 def test_memory_of_uneven_counts_is_one_table() -> None:
     both = {
-        ('a', 'plain'): [Footprint(1, pss=10**6), Footprint(8)],
-        ('a', 'dropped'): [Footprint(1, pss=2 * 10**6)],
+        ('a', 'plain'): [Footprint(1, 10**6, pss=10**6), Footprint(8, 10**6)],
+        ('a', 'dropped'): [Footprint(1, 10**6, pss=2 * 10**6)],
     }
     lines = memory_table(both).splitlines()
     assert lines[0].split()[-2:] == ['N=1', 'N=8']
     found = [line.split()[1:] for line in lines if ' pss ' in line]
     assert found == [['plain', 'pss', '1', 'MB', '-'], ['dropped', 'pss', '2', 'MB', '-']]
+
+
+@FIGURES
+def test_memory_without_times() -> None:
+    ours = {('a', OURS.name): [Footprint(1, 10**6, pss=10**6, anonymous=10**6), Footprint(2, 10**6, 10**6, 4 * 10**6)]}
+    found = figures([], [], ours, {}, {}, memcpy=None)
+    assert found == {'a.memory.copies': 1, 'a.memory.private-mb': 2}
