@@ -43,11 +43,12 @@ func (p *pruner) saw(name string) {
 	if p.off {
 		return
 	}
+	before := len(p.seen)
 	p.seen[name] = time.Now()
 	switch {
 	case p.timer == nil:
 		p.timer = time.AfterFunc(p.stay(), p.prune)
-	case len(p.seen) == crowd+1:
+	case before == crowd && len(p.seen) > crowd:
 		p.timer.Reset(p.stay())
 	}
 }

@@ -20,7 +20,7 @@ struct Range {
   uintptr_t from, to;
 };
 
-constexpr size_t kPage = 4096;
+constexpr size_t kPage = size_t{64} << 10;  // a multiple of what it is anywhere
 constexpr size_t kWorth = size_t{1} << 20;  // bytes; a hole that is smaller is not worth a system call
 // Zeroed data of a library may be part of the mapping behind its file.
 constexpr size_t kBehindFile = size_t{32} << 20;

@@ -21,7 +21,7 @@ from overmind.locks import keep_from_children, let_children_have
 # docs/protocol.md names them; cext/src/copier.h has them too.
 _COPY_MAPPED, _COPY_WRITTEN, _COMPARE = 1, 2, 3
 _REQUEST, _REPLY = struct.Struct('=II'), struct.Struct('=q')
-_READY_SECONDS = 5.0
+_READY_SECONDS = 30.0  # a terabyte takes a while to unmap
 _ENDED = 'the process that copies the weights was killed; the kernel does that where memory is short'
 _WALL = 0x40000000  # of waitid: also a child that sends no signal when it ends
 

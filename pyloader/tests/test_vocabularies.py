@@ -19,7 +19,7 @@ transformers = pytest.importorskip('transformers')
 
 from overmind.references import _state  # noqa: E402
 from overmind.structure import vocabularies  # noqa: E402
-from overmind.structure.later import Later  # noqa: E402
+from overmind.structure.later import Later, restored_by_dict  # noqa: E402
 from overmind.structure.pickler import Pickler  # noqa: E402
 from overmind.structure.table import Table  # noqa: E402
 from overmind.structure.unpickle import loads  # noqa: E402
@@ -213,6 +213,57 @@ def test_use_is_no_change_of_an_argument(original: Any) -> None:
     assert _state(back) == before
     back.encoder['w3'] = 4
     assert _state(back) != before
+
+
+class Loading(Words):
+    """As Marian's: what cannot be pickled is loaded again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: Any = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), 'model': None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.model = 'loaded again'
+
+
+def test_own_setstate_is_called() -> None:
+    back = through(Loading())
+    assert back.model == 'loaded again'
+    assert not waiting(back)
+
+
+@pytest.mark.parametrize('name', ['MarianTokenizer', 'M2M100Tokenizer'])
+def test_tokenizers_that_load_something(name: str) -> None:
+    cls = getattr(transformers, name, None)
+    if cls is None:
+        pytest.skip(f'this version has no {name}')
+    assert vocabularies.is_tokenizer(cls)
+    assert not restored_by_dict(cls)
+
+
+def test_class_behind_the_one_of_the_library(original: Any) -> None:
+    class Mixin:
+        encoder = 'of the mixin'
+
+        @property
+        def ranks(self) -> str:
+            return f'of {type(self).__name__}'
+
+    class Both(Words, Mixin):
+        def __init__(self) -> None:
+            pass
+
+    through(original)
+    both = object.__new__(Both)
+    assert both.encoder == 'of the mixin'
+    assert both.ranks == 'of Both'
+    assert Both.encoder == 'of the mixin'
+    both.encoder = ()
+    assert both.encoder == ()
 
 
 def test_many_threads_get_one(original: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import pickle
 import threading
 from typing import Any, SupportsIndex
@@ -17,7 +18,7 @@ from overmind.structure import tokenizers
 _ATTRIBUTE = '_tokenizer'
 _HOSTS = frozenset({'PreTrainedTokenizerFast', 'TokenizersBackend'})  # of transformers 4 and 5
 lock = threading.RLock()
-
+os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]  # a thread may be in the middle
 
 # Bytes from which what waits is kept in an arena, where it is shared and costs a hit nothing until it is used.
 LARGE = 256 << 10
@@ -83,9 +84,16 @@ def now(pending: Pending) -> Any:
     return pending.get()
 
 
+def restored_by_dict(cls: Any) -> bool:
+    """Whether all that unpickling does to an instance is to give it its attributes. Marian's and others' load a
+    SentencePiece model in ``__setstate__``."""
+    stock = (object.__reduce_ex__, object.__reduce__)
+    return (cls.__reduce_ex__, cls.__reduce__) == stock and not hasattr(cls, '__setstate__')
+
+
 def postponable(cls: type) -> bool:
     """Whether the tokenizer of an instance can wait: its class keeps it where the base class of the library does."""
-    host = _host(cls)
+    host = _host(cls) if restored_by_dict(cls) else None
     owner = next((c for c in cls.__mro__ if _ATTRIBUTE in vars(c)), host)
     return host is not None and owner is host
 
@@ -120,23 +128,35 @@ def _host(cls: type) -> Any:
     return next((c for c in cls.__mro__ if c.__name__ in _HOSTS and c.__module__.startswith('transformers.')), None)
 
 
+_NOTHING: Any = object()
+
+
 class Later:
     """An attribute of all tokenizers of a class, also of those that no cache has made. It stays: objects may still need
     it."""
 
-    def __init__(self, name: str, *default: Any) -> None:
+    def __init__(self, name: str, default: Any = _NOTHING) -> None:
         self._name, self._default = name, default
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         name = self._name
-        found = self._default if obj is None else obj.__dict__.get(name, self._default)
-        if found is self._default:
-            if not found:
-                raise AttributeError(f'{(owner or type(obj)).__name__!r} object has no attribute {name!r}')
-            return found[0]
+        found = _NOTHING if obj is None else obj.__dict__.get(name, _NOTHING)
+        if found is _NOTHING:
+            return self._of_class(obj, owner or type(obj))
         if isinstance(found, Waiting):
             found = obj.__dict__[name] = found.get()
         return found
+
+    def _of_class(self, obj: Any, owner: type) -> Any:
+        """What there would be without this: of the same class, or of one behind it."""
+        if self._default is not _NOTHING:
+            return self._default
+        for cls in owner.__mro__:
+            found = vars(cls).get(self._name, self)
+            if type(found) is not Later:
+                get = getattr(type(found), '__get__', None)
+                return found if get is None else get(found, obj, owner)
+        raise AttributeError(f'{owner.__name__!r} object has no attribute {self._name!r}')
 
     def __set__(self, obj: Any, value: Any) -> None:
         obj.__dict__[self._name] = value

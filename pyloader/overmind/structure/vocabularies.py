@@ -15,7 +15,7 @@ import sys
 import types
 from typing import Any, SupportsIndex
 
-from overmind.structure.later import Kept, Later, Waiting, install, lock
+from overmind.structure.later import Kept, Later, Waiting, install, lock, restored_by_dict
 from overmind.structure.modules import file_of
 
 LARGE = 1024  # entries of a dict from which it can wait
@@ -50,7 +50,8 @@ class Group(Kept):
         with lock:
             if self._values is None:
                 self._values = pickle.loads(self.buffer())
-                self.data = b''
+                if isinstance(self.data, bytes):
+                    self.data = b''
             return self._values[name]
 
 
@@ -92,7 +93,7 @@ def parts(obj: Any) -> dict[str, Part]:
 
 def reduced(obj: Any) -> Any:
     """What structure.pkl has of a tokenizer of which something can wait, else NotImplemented."""
-    waiting = parts(obj)
+    waiting = parts(obj) if restored_by_dict(type(obj)) else {}
     found: Any = obj.__reduce_ex__(4) if waiting else ()
     if len(found) < 3 or not isinstance(found[2], dict):
         return NotImplemented
