@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -145,10 +146,8 @@ inline std::vector<Range> needed_by(const std::vector<Image> &images, const char
     found.push_back(around(image.spans.data(), image.spans.size() * sizeof(Span)));
     for (const Span &span : image.spans) found.push_back(around(span.from, span.nbytes));
   }
-  // Its own place is known when it has one.
-  found.reserve(found.size() + 1);
-  std::vector<Range> out = merged(found);
-  out.reserve(out.size() + 1);
+  std::vector<Range> out = merged(std::move(found));
+  out.reserve(out.size() + 1);  // its own place, which does not change any more
   out.push_back(around(out.data(), out.capacity() * sizeof out[0]));
   return merged(std::move(out));
 }

@@ -48,14 +48,18 @@ class Kept:
 
 
 class Waiting:
-    """An attribute to be, in the place of it."""
+    """An attribute to be, in the place of it; copies and pickles of it are those of the real value."""
 
     def get(self) -> Any:
         raise NotImplementedError
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        # For a process without this package, too.
+        return pickle.loads, (pickle.dumps(self.get(), int(protocol)),)
+
 
 class Pending(Kept, Waiting):
-    """A ``tokenizers.Tokenizer`` to be; copies and pickles of it are those of the real one."""
+    """A ``tokenizers.Tokenizer`` to be."""
 
     _built: Any = None
 
@@ -73,10 +77,6 @@ class Pending(Kept, Waiting):
                 self._built = build(*arguments)
                 self.data = b''
             return self._built
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        # For a process without this package, too.
-        return pickle.loads, (pickle.dumps(self.get(), int(protocol)),)
 
 
 def now(pending: Pending) -> Any:

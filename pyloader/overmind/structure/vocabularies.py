@@ -13,7 +13,7 @@ import itertools
 import pickle
 import sys
 import types
-from typing import Any, SupportsIndex
+from typing import Any
 
 from overmind.structure.later import Kept, Later, Waiting, install, lock, restored_by_dict
 from overmind.structure.modules import file_of
@@ -56,17 +56,13 @@ class Group(Kept):
 
 
 class Part(Waiting):
-    """An attribute to be; copies and pickles of it are those of the real value."""
+    """One attribute of a group."""
 
     def __init__(self, group: Group, name: str) -> None:
         self.group, self.name = group, name
 
     def get(self) -> Any:
         return self.group.get(self.name)
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        # For a process without this package, too.
-        return pickle.loads, (pickle.dumps(self.get(), int(protocol)),)
 
 
 def parts(obj: Any) -> dict[str, Part]:
