@@ -1,5 +1,7 @@
 """Only the extension module; everything else is in pyproject.toml."""
 
+import glob
+
 from setuptools import Extension, setup
 
 setup(
@@ -7,7 +9,7 @@ setup(
         Extension(
             "overmind_cext._helper",
             sources=["src/helper.cpp"],
-            depends=["src/arena.h", "src/copier.h", "src/release.h"],
+            depends=sorted(glob.glob("src/*.h")),
             language="c++",
             extra_compile_args=[
                 "-std=c++17",

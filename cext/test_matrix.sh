@@ -37,7 +37,7 @@ for pair in "3.10 2.4.1" "3.11 2.9.1" "3.13 2.15.0"; do
     "$venv/bin/python" -c "import torch; assert torch.__version__.split('+')[0] == '$torch', torch.__version__"
     uv pip install -q --python "$venv/bin/python" --no-deps --reinstall "$wheel"
     result=ok
-    (cd tests && "$venv/bin/python" -m pytest -q -p no:cacheprovider test_torch.py test_map.py test_process.py) || result=FAILED
+    (cd tests && "$venv/bin/python" -m pytest -q -p no:cacheprovider test_torch.py test_map.py test_views.py test_modules.py test_process.py) || result=FAILED
     echo "Python $("$venv/bin/python" -c 'import platform; print(platform.python_version())'), torch $torch: $result"
     [ "$result" = ok ] || failed=1
 done

@@ -1,37 +1,13 @@
 // Fuzz target for what the helper does to files and memory (src/arena.h): made for libFuzzer, and driver.cpp runs it where
 // there is only g++. A write is compared with a plain model of it, and the file is then mapped and copied back.
 
-#include <cstdio>
-#include <cstdlib>
-
 #include "../src/arena.h"
+#include "input.h"
 
 namespace {
 
 constexpr size_t kSource = 1 << 12;
 constexpr size_t kMostPieces = 64;  // and so memory and time do not grow with the input
-
-// What is left of the input, taken from its front; zeros when it is used up.
-struct Input {
-  const uint8_t *at;
-  size_t left;
-
-  template <typename T>
-  T take() {
-    T value{};
-    const size_t n = std::min(left, sizeof value);
-    if (n > 0) std::memcpy(&value, at, n);
-    at += n;
-    left -= n;
-    return value;
-  }
-};
-
-void check(bool ok, const char *what) {
-  if (ok) return;
-  std::fprintf(stderr, "fuzz_arena: %s\n", what);
-  std::abort();
-}
 
 // A model of fits and addressable in 128 bits, where nothing overflows.
 void check_ranges(size_t offset, size_t size, size_t nbytes, size_t address) {

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Fuzzes the part of the helper that needs no Python, under the address and undefined-behaviour sanitizers: with libFuzzer
-# where clang++ has it, otherwise with driver.cpp and g++. FUZZTIME: how long, such as 20s or 5m.
+# Fuzzes the parts of the helper that need no Python, under the address and undefined-behaviour sanitizers: with libFuzzer
+# where clang++ has it, otherwise with driver.cpp and g++. FUZZTIME: how long for all, such as 20s or 5m.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -14,20 +14,28 @@ case $time in
 esac
 flags="-std=c++17 -O1 -g -Wall -Wextra -Werror -fno-omit-frame-pointer -fno-sanitize-recover=all -pthread"
 
+targets="arena tables"
+seconds=$(((seconds + 1) / 2))
+
 echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char *, unsigned long) { return 0; }' >"$work/probe.cpp"
-if "${CLANGXX:-clang++}" -fsanitize=fuzzer,address,undefined "$work/probe.cpp" -o "$work/probe" 2>/dev/null; then
-    "${CLANGXX:-clang++}" $flags -fsanitize=fuzzer,address,undefined "$here/fuzz_arena.cpp" -o "$work/fuzz"
-else
-    "${CXX:-g++}" $flags -fsanitize=address,undefined "$here/fuzz_arena.cpp" "$here/driver.cpp" -o "$work/fuzz"
-fi
-mkdir "$work/found"
-cp -r "$here/corpus" "$work/corpus"
-cd "$work/found"
-if ! "$work/fuzz" "-max_total_time=$seconds" "$work/corpus" >"$work/log" 2>&1; then
-    cat "$work/log" >&2
-    for input in "$work"/found/*; do
-        [ -e "$input" ] && cp "$input" "$here/" && echo "fuzz: kept in $here/$(basename "$input")" >&2
-    done
-    exit 1
-fi
-tail -n 1 "$work/log"
+clang=
+"${CLANGXX:-clang++}" -fsanitize=fuzzer,address,undefined "$work/probe.cpp" -o "$work/probe" 2>/dev/null && clang=yes
+for target in $targets; do
+    if [ "$clang" ]; then
+        "${CLANGXX:-clang++}" $flags -fsanitize=fuzzer,address,undefined "$here/fuzz_$target.cpp" -o "$work/fuzz"
+    else
+        "${CXX:-g++}" $flags -fsanitize=address,undefined "$here/fuzz_$target.cpp" "$here/driver.cpp" -o "$work/fuzz"
+    fi
+    rm -rf "$work/found" "$work/corpus"
+    mkdir "$work/found"
+    cp -r "$here/corpus/$target" "$work/corpus"
+    cd "$work/found"
+    if ! "$work/fuzz" "-max_total_time=$seconds" "$work/corpus" >"$work/log" 2>&1; then
+        cat "$work/log" >&2
+        for input in "$work"/found/*; do
+            [ -e "$input" ] && cp "$input" "$here/" && echo "fuzz: kept in $here/$(basename "$input")" >&2
+        done
+        exit 1
+    fi
+    echo "$target: $(tail -n 1 "$work/log")"
+done

@@ -1,5 +1,25 @@
 """Maps and fills the arenas of overmind-fs. Importing it changes nothing."""
 
-from ._helper import agreement, live_mappings, map_arena, released_mappings, start_copier, write_arena
+from ._helper import (
+    agreement,
+    check_tables,
+    live_mappings,
+    map_arena,
+    module_filler,
+    released_mappings,
+    start_copier,
+    tensors,
+    write_arena,
+)
 
-__all__ = ["agreement", "live_mappings", "map_arena", "released_mappings", "start_copier", "write_arena"]
+__all__ = [
+    "agreement",
+    "check_tables",
+    "live_mappings",
+    "map_arena",
+    "module_filler",
+    "released_mappings",
+    "start_copier",
+    "tensors",
+    "write_arena",
+]

@@ -1,13 +1,51 @@
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import SupportsIndex, TypeAlias
 
-__all__ = ["agreement", "live_mappings", "map_arena", "released_mappings", "start_copier", "write_arena"]
+__all__ = [
+    "agreement",
+    "check_tables",
+    "live_mappings",
+    "map_arena",
+    "module_filler",
+    "released_mappings",
+    "start_copier",
+    "tensors",
+    "write_arena",
+]
 
 _Pieces: TypeAlias = Iterable[tuple[SupportsIndex, SupportsIndex, SupportsIndex]]
 
 def map_arena(fd: int, nbytes: SupportsIndex, populate: bool = False, copy: bool = False, lease: int = -1) -> object:
     """A legacy "dltensor" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd. It keeps
     a duplicate of lease, or else of fd, open until the release."""
+
+_Tables: TypeAlias = tuple[bytes, bytes, bytes]
+
+def check_tables(tables: _Tables, sizes: Sequence[int], dtypes: int, devices: int, /) -> None:
+    """Raises ValueError for a row that leads to nothing.
+
+    tables are those of a manifest as they lie in it: storages, tensors, and the sizes and strides of these. sizes are
+    those of the arenas in bytes, dtypes and devices how many there are."""
+
+def tensors(
+    arenas: Sequence[object],
+    tables: _Tables,
+    dtypes: Sequence[tuple[int, int] | None],
+    device: int,
+    from_dlpack: Callable[[object], object],
+    parameter: type,
+    /,
+) -> tuple[list[object | None], list[tuple[int, int]]]:
+    """For each row of the tensors one over its part of an arena, if it is the first one that is all of its storage, or
+    None; and for each of the latter (row, owner): the row of the tensor that has the storage, or -1.
+
+    arenas are capsules of map_arena that nobody has consumed; a dtype is (code, bits) of DLPack, or None for what it
+    does not have; device is the number of the CPU. Tensors are made by from_dlpack, of a capsule; a row says whether
+    one gets the class parameter, and whether it requires gradients. Raises as check_tables does."""
+
+def module_filler(names: dict[str, object], kinds: dict[str, type], /) -> Callable[[object, dict[str, object]], None]:
+    """A function of a module and attributes that sets all of its __dict__: a copy of names, a new object of its kind, a
+    set or a dict, for each name of kinds, and the attributes over them."""
 
 def write_arena(
     fd: int,

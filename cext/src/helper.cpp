@@ -20,42 +20,11 @@
 
 #include "arena.h"
 #include "copier.h"
-
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
+#include "mapping.h"
+#include "modules.h"
+#include "views.h"
 
 namespace {
-
-// The legacy (unversioned) part of dlpack.h: torch 2.4 refuses the versioned one.
-struct DLDevice {
-  int32_t device_type, device_id;
-};
-struct DLDataType {
-  uint8_t code, bits;
-  uint16_t lanes;
-};
-struct DLTensor {
-  void *data;
-  DLDevice device;
-  int32_t ndim;
-  DLDataType dtype;
-  int64_t *shape, *strides;
-  uint64_t byte_offset;
-};
-struct DLManagedTensor {
-  DLTensor dl_tensor;
-  void *manager_ctx;
-  void (*deleter)(DLManagedTensor *);
-};
-constexpr int32_t kDLCPU = 1;
-constexpr uint8_t kDLUInt = 1;
-constexpr char kCapsuleName[] = "dltensor";
-
-constexpr int kNoLease = -1;
-
-std::atomic<long long> live{0};
-std::atomic<long long> released{0};
 
 PyObject *raise(const Failure &failure, long long nbytes) {
   if (failure.wrong_size) {
@@ -68,69 +37,6 @@ PyObject *raise(const Failure &failure, long long nbytes) {
     Py_DECREF(args);
   }
   return nullptr;
-}
-
-// One mapped or copied arena with its lease, and the tensor that describes it.
-struct Mapping {
-  DLManagedTensor managed{};
-  int64_t shape = 0;
-  int64_t stride = 1;
-  void *base = nullptr;
-  int lease = -1;
-
-  Mapping() = default;
-  Mapping(const Mapping &) = delete;
-  Mapping &operator=(const Mapping &) = delete;
-  ~Mapping() {
-    if (base) munmap(base, static_cast<size_t>(shape));
-    if (lease >= 0) close(lease);  // last: the lease outlives the mapping
-  }
-
-  Failure open(int fd, size_t nbytes, bool populate, bool copy, int leased);
-};
-
-// Runs on any thread, with or without the GIL, also after the interpreter is gone.
-void release(DLManagedTensor *managed) {
-  delete static_cast<Mapping *>(managed->manager_ctx);
-  live.fetch_sub(1);
-  released.fetch_add(1);
-}
-
-// The duplicate is of leased, if there is one: memory can be that of one file and its lease the handle of another.
-Failure Mapping::open(int fd, size_t nbytes, bool populate, bool copy, int leased) {
-  lease = fcntl(leased == kNoLease ? fd : leased, F_DUPFD_CLOEXEC, 0);
-  if (lease < 0) return failed("fcntl(F_DUPFD_CLOEXEC)");
-  if (leased == kNoLease) fd = lease;
-  if (Failure failure = check_size(fd, nbytes)) return failure;
-  shape = static_cast<int64_t>(nbytes);
-  const int prot = PROT_READ | PROT_WRITE;
-  if (copy) {
-    if (Failure failure = map_aligned(nbytes, prot, MAP_PRIVATE | MAP_ANONYMOUS, -1, &base)) return failure;
-    madvise(base, nbytes, MADV_HUGEPAGE);  // a hint
-    if (Failure failure = read_all(fd, static_cast<char *>(base), nbytes)) return failure;
-  } else {
-    if (Failure failure = map_aligned(nbytes, prot, MAP_PRIVATE | MAP_NORESERVE, fd, &base)) return failure;
-    // EINVAL: a kernel before 5.14; the pages come at first use then.
-    if (populate && madvise(base, nbytes, MADV_POPULATE_READ) != 0 && errno != EINVAL) {
-      return failed("madvise(MADV_POPULATE_READ)");
-    }
-  }
-  managed.dl_tensor.data = base;
-  managed.dl_tensor.device = {kDLCPU, 0};
-  managed.dl_tensor.ndim = 1;
-  managed.dl_tensor.dtype = {kDLUInt, 8, 1};
-  managed.dl_tensor.shape = &shape;
-  managed.dl_tensor.strides = &stride;
-  managed.manager_ctx = this;
-  managed.deleter = release;
-  return {};
-}
-
-// A consumer renames the capsule to "used_dltensor" and calls the deleter itself.
-void release_unconsumed(PyObject *capsule) {
-  if (!PyCapsule_IsValid(capsule, kCapsuleName)) return;
-  auto *managed = static_cast<DLManagedTensor *>(PyCapsule_GetPointer(capsule, kCapsuleName));
-  managed->deleter(managed);
 }
 
 // An integer of 0..INT64_MAX; ValueError outside it.
@@ -165,7 +71,7 @@ PyObject *map_arena(PyObject *, PyObject *args, PyObject *kwargs) {
       !to_arena_size(size, &nbytes)) {
     return nullptr;
   }
-  std::unique_ptr<Mapping> mapping(new (std::nothrow) Mapping);
+  std::unique_ptr<MappedArena> mapping(new (std::nothrow) MappedArena);
   if (!mapping) return PyErr_NoMemory();
   Failure failure;
   Py_BEGIN_ALLOW_THREADS;
@@ -178,6 +84,73 @@ PyObject *map_arena(PyObject *, PyObject *args, PyObject *kwargs) {
   mapping.release();
   live.fetch_add(1);
   return capsule;
+}
+
+PyObject *check_tables(PyObject *, PyObject *args) {
+  PyObject *tables, *sizes;
+  Py_ssize_t dtypes, devices;
+  if (!PyArg_ParseTuple(args, "OOnn:check_tables", &tables, &sizes, &dtypes, &devices)) return nullptr;
+  PyObject *tuple = PySequence_Tuple(sizes);
+  if (!tuple) return nullptr;
+  PyObject *result = nullptr;
+  try {
+    Tables rows;
+    std::vector<uint64_t> nbytes(static_cast<size_t>(PyTuple_Size(tuple)));
+    bool ok = to_tables(tables, &rows);
+    for (size_t i = 0; ok && i < nbytes.size(); i++) {
+      nbytes[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(tuple, static_cast<Py_ssize_t>(i)));
+      ok = !PyErr_Occurred();
+    }
+    if (ok && check(rows, nbytes, static_cast<size_t>(dtypes), static_cast<size_t>(devices))) {
+      Py_INCREF(Py_None);
+      result = Py_None;
+    }
+  } catch (const std::bad_alloc &) {
+    PyErr_NoMemory();
+  }
+  Py_DECREF(tuple);
+  return result;
+}
+
+// Tuples of both; on failure an exception is set.
+bool to_maker(PyObject *arenas, PyObject *dtypes, Maker *out) {
+  std::vector<uint64_t> sizes;
+  for (Py_ssize_t i = 0; i < PyTuple_Size(arenas); i++) {
+    MappedArena *arena = to_mapping(PyTuple_GetItem(arenas, i));
+    if (!arena) return false;
+    out->arenas.push_back(arena);
+    sizes.push_back(static_cast<uint64_t>(arena->shape));
+  }
+  out->dtypes.resize(static_cast<size_t>(PyTuple_Size(dtypes)));
+  for (size_t i = 0; i < out->dtypes.size(); i++) {
+    if (!to_dtype(PyTuple_GetItem(dtypes, static_cast<Py_ssize_t>(i)), &out->dtypes[i])) return false;
+  }
+  // Again, since the arenas are known now; which devices there are is torch's affair.
+  return check(out->tables, sizes, out->dtypes.size(), SIZE_MAX);
+}
+
+PyObject *tensors(PyObject *, PyObject *args) {
+  PyObject *arenas, *tables, *dtypes;
+  Py_ssize_t device;
+  Maker maker;
+  if (!PyArg_ParseTuple(args, "OOOnOO:tensors", &arenas, &tables, &dtypes, &device, &maker.from_dlpack,
+                        &maker.parameter) ||
+      !to_tables(tables, &maker.tables)) {
+    return nullptr;
+  }
+  maker.device = static_cast<size_t>(device);
+  // Nobody can change them while they are read.
+  PyObject *mapped = PySequence_Tuple(arenas), *kinds = mapped ? PySequence_Tuple(dtypes) : nullptr;
+  maker.class_name = PyUnicode_InternFromString("__class__");
+  maker.grad_name = PyUnicode_InternFromString("requires_grad");
+  PyObject *result = nullptr;
+  try {
+    if (kinds && maker.class_name && maker.grad_name && to_maker(mapped, kinds, &maker)) result = maker.all();
+  } catch (const std::bad_alloc &) {
+    PyErr_NoMemory();
+  }
+  for (PyObject *object : {mapped, kinds, maker.class_name, maker.grad_name}) Py_XDECREF(object);
+  return result;
 }
 
 // Reads and checks all pieces before anything is written; on failure a Python exception is set. Overlapping pieces are
@@ -359,6 +332,19 @@ PyMethodDef methods[] = {
      "map_arena($module, fd, nbytes, populate=False, copy=False, lease=-1)\n--\n\n"
      "A legacy \"dltensor\" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd. It "
      "keeps a duplicate of lease, or else of fd, open until the release."},
+    {"check_tables", check_tables, METH_VARARGS,
+     "check_tables($module, tables, sizes, dtypes, devices, /)\n--\n\n"
+     "ValueError for a row of a manifest that leads to nothing. tables are the bytes of (storages, tensors, dims), sizes "
+     "those of the arenas; the rest are numbers of dtypes and devices."},
+    {"tensors", tensors, METH_VARARGS,
+     "tensors($module, arenas, tables, dtypes, device, from_dlpack, parameter, /)\n--\n\n"
+     "A list with, for each row, a tensor if it is the first one that is all of its storage, or None; and for the latter "
+     "(row, owner): which tensor has the storage, or -1. arenas are capsules of map_arena; a dtype is (code, bits) of "
+     "DLPack, or None; device is the CPU's number."},
+    {"module_filler", module_filler, METH_VARARGS,
+     "module_filler($module, names, kinds, /)\n--\n\n"
+     "A function of a module and a dict that sets all of its __dict__: a copy of names, for each name of kinds a new "
+     "one of that class, and the dict over them."},
     {"write_arena", erased(write_arena), METH_VARARGS | METH_KEYWORDS,
      "write_arena($module, fd, nbytes, header, pieces, threads=0, mapped=True)\n--\n\n"
      "Write header at 0 and each piece (offset, address, nbytes) of memory at its offset, with the GIL released."},

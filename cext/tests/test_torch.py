@@ -2,6 +2,7 @@
 
 import gc
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.dlpack import from_dlpack
 
-from overmind_cext import live_mappings, map_arena, released_mappings, write_arena
+from overmind_cext import live_mappings, map_arena, released_mappings, tensors, write_arena
 
 HUGE = 2 << 20
 
@@ -203,3 +204,58 @@ def test_release_at_exit():
     )
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr and "terminate" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pair"),
+    [
+        (torch.bool, (6, 8)), (torch.uint8, (1, 8)), (torch.int8, (0, 8)), (torch.int16, (0, 16)),
+        (torch.int32, (0, 32)), (torch.int64, (0, 64)), (torch.float16, (2, 16)), (torch.float32, (2, 32)),
+        (torch.float64, (2, 64)), (torch.bfloat16, (4, 16)), (torch.complex64, (5, 64)), (torch.complex128, (5, 128)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_views_are_tensors_as_any(memfd, dtype, pair):
+    source = torch.randint(0, 2, (2, 3, 4, 5)).to(dtype)
+    if dtype.is_floating_point:
+        source = source.contiguous(memory_format=torch.channels_last)
+    number = torch.ones((), dtype=dtype)
+    fd, nbytes, (at, last) = arena_of(memfd, source, number)
+    size = source.numel() * source.element_size()
+    arena = map_arena(fd, nbytes)
+    dims = [*source.shape, *source.stride()]
+    tables = (
+        struct.pack("<QQIIQQII", at, size, 0, 0, last, source.element_size(), 0, 0),
+        struct.pack("<QIIHBBIQIIHBBI", 0, 0, 0, 0, 4, 0, 0, 0, 0, 1, 0, 0, 0, 0),
+        struct.pack("<8q", *dims),
+    )
+    (got, one), rest = tensors([arena], tables, [pair], 0, torch._C._from_dlpack, torch.nn.Parameter)
+    assert rest == []
+    del arena
+    assert (type(got), got.dtype, got.shape, got.stride()) == (torch.Tensor, dtype, source.shape, source.stride())
+    assert (one.shape, one.item()) == ((), number.item())
+    assert torch.equal(got, source)
+    assert (got.untyped_storage().nbytes(), got.storage_offset(), got.untyped_storage().resizable()) == (size, 0, False)
+    assert got.is_leaf and not got.requires_grad and not got.is_inference()
+    got.zero_()
+    assert not got.any()
+    second = from_dlpack(map_arena(fd, nbytes)).untyped_storage()[at : at + size]
+    assert torch.equal(torch.empty(0, dtype=dtype).set_(second, 0, source.shape, source.stride()), source)
+
+
+def test_a_view_becomes_a_parameter(memfd):
+    source = torch.randn(3, 4)
+    fd, nbytes, (at,) = arena_of(memfd, source)
+    tables = struct.pack("<QQII", at, 48, 0, 0), struct.pack("<QIIHBBI", 0, 0, 0, 0, 2, 3, 0), struct.pack("<4q", 3, 4, 4, 1)
+    make = torch._C._from_dlpack
+    (weight,), _ = tensors([map_arena(fd, nbytes)], tables, [(2, 32)], 0, make, torch.nn.Parameter)
+    assert type(weight) is torch.nn.Parameter and weight.requires_grad and weight.is_leaf
+    layer = torch.nn.Linear(4, 3, bias=False)
+    layer.weight = weight
+    (layer(torch.ones(1, 4)).sum() * 2).backward()
+    assert torch.equal(weight.grad, torch.full((3, 4), 2.0))
+    torch.optim.SGD(layer.parameters(), lr=1.0).step()
+    assert torch.allclose(weight, source - 2)
+    assert repr(weight).startswith("Parameter containing")
+    half = layer.half()
+    assert type(half.weight) is torch.nn.Parameter and half.weight.dtype == torch.float16

@@ -27,11 +27,12 @@ from overmind.manifest.encode import encode
 from overmind.originals import STEP, WORTH, Originals, batches
 from overmind.publish import Content, link_and_reserve, write_rest
 from overmind.references import References
-from overmind.restore import map_whole, rebuild, restore
+from overmind.restore import rebuild, restore
 from overmind.settings import current
 from overmind.sharing import agreement_with_memory, arena_for_reading
 from overmind.staging import Staging, stage
 from overmind.statistics import Load
+from overmind.storages import map_whole
 from overmind.store import Store
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import os
+import struct
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 from overmind.collector import collector_paused
 from overmind.entries import OpenEntry
 from overmind.errors import CorruptEntry
-from overmind.manifest.model import PARAMETER, REQUIRES_GRAD, Manifest
+from overmind.manifest.model import PARAMETER, REQUIRES_GRAD, STORAGE, TENSOR, Arena, Manifest, Packed
 from overmind.nesting import uncached
 from overmind.references import References
 from overmind.settings import Pin
+from overmind.storages import Mapped
 from overmind.structure.constants import constant
 
 
@@ -29,7 +31,7 @@ def restore(
 
     start = time.perf_counter()
     with collector_paused():
-        storages = _storages(torch, entry, populate, pin)
+        storages = Mapped(torch, entry, populate, pin)
         mapped = time.perf_counter()
         result = rebuild(entry.manifest, entry.structure, storages, references)
     if pin != 'off':
@@ -41,16 +43,15 @@ def restore(
     return result
 
 
-def rebuild(manifest: Manifest, structure: bytes, storages: list[Any], references: References) -> Any:
-    """The object over storages that are there already, one for each row of the manifest. Raises as restore does."""
+def rebuild(manifest: Manifest, structure: bytes, storages: list[Any] | Mapped, references: References) -> Any:
+    """The object over storages, one for each row of the manifest. Raises as restore does."""
     import torch
 
     from overmind.structure.unpickle import loads
 
     with uncached(), collector_paused():
         tensors = _tensors(torch, manifest, storages)
-        objects = _Objects(zip(range(0, 2 * len(tensors), 2), tensors, strict=True), references)
-        objects.update(zip(range(1, 2 * len(storages), 2), storages, strict=True))
+        objects = _Objects(zip(range(0, 2 * len(tensors), 2), tensors, strict=True), storages, references)
         return loads(structure, objects.__getitem__, dict(manifest.modules))
 
 
@@ -58,29 +59,31 @@ def get_ready() -> None:
     """The first tensors of a process take torch as long as hundreds of others."""
     import torch
 
-    manifest = Manifest('', storages=[(0, 4, 0, 0)], tensors=[(0, 0, 0, 0, 1, PARAMETER, 0)], dims=[1, 1])
-    manifest.dtypes, manifest.devices = ['float32'], ['cpu']
-    _tensors(torch, manifest, [torch.UntypedStorage(4)])
-
-
-def map_whole(fd: int, nbytes: int, populate: bool = False, copy: bool = False, lease: int = -1) -> Any:
-    """An UntypedStorage over the whole of an arena, private to this process; with copy, over a copy of it."""
-    import overmind_cext
-    from torch.utils.dlpack import from_dlpack
-
-    return from_dlpack(overmind_cext.map_arena(fd, nbytes, populate=populate, copy=copy, lease=lease)).untyped_storage()
+    row = TENSOR.pack(0, 0, 0, 0, 1, PARAMETER, 0)
+    tables = STORAGE.pack(0, 4, 0, 0), row + row, struct.pack('<2q', 1, 1)  # two tensors that share a storage
+    manifest = Manifest('', arenas=[Arena('', 4)], dtypes=['float32'], devices=['cpu'])
+    manifest.storages, manifest.tensors = Packed(tables[0], STORAGE), Packed(tables[1], TENSOR)
+    manifest.dims, manifest.packed = [1, 1], tables
+    with open(os.memfd_create('overmind', os.MFD_CLOEXEC), 'wb') as file:
+        file.truncate(4)
+        _tensors(torch, manifest, Mapped(torch, OpenEntry(manifest, b'', [file.fileno()], -1)))
 
 
 class _Objects(dict[Any, Any]):
-    """By persistent id, what the structure refers to. Tensors and storages are there, so that each of thousands of
-    look-ups is one of a dict; the rest is found when it is asked for."""
+    """By persistent id, what the structure refers to. Tensors are there, so that each of thousands of look-ups is one
+    of a dict; the rest is found when it is asked for."""
 
-    def __init__(self, tensors: Iterable[tuple[int, Any]], references: References) -> None:
+    def __init__(self, tensors: Iterable[tuple[int, Any]], storages: Any, references: References) -> None:
         super().__init__(tensors)
-        self._references = references
+        self._storages, self._references = storages, references
 
     def __missing__(self, pid: Any) -> Any:
         if type(pid) is int:
+            try:
+                if pid > 0 and pid % 2:
+                    return self._storages[pid // 2]
+            except IndexError:
+                pass
             raise CorruptEntry(f'the structure refers to number {pid} of the table, which is not there')
         if type(pid) is tuple and len(pid) == 3 and pid[0] == 'constant':
             return constant(pid[1], pid[2])
@@ -91,63 +94,28 @@ class _Objects(dict[Any, Any]):
             raise CorruptEntry(f'the structure refers to {pid!r} of the arguments, which is not there') from e
 
 
-def _storages(torch: Any, entry: OpenEntry, populate: bool, pin: Pin = 'off') -> list[Any]:
-    """One UntypedStorage a row. Ranges were checked when the manifest was decoded: torch's slicing clamps silently."""
-    manifest = entry.manifest
-    whole = []
-    copy, leases = entry.access == 'read', entry.leases or [-1] * len(entry.arenas)
-    for file, fd, lease in zip(manifest.arenas, entry.arenas, leases, strict=True):
-        make = functools.partial(map_whole, nbytes=file.nbytes, populate=populate, copy=copy, lease=lease)
-        whole.append(entry.store.patiently_with(fd, make) if copy and entry.store else make(fd))
-    # The method of the base class: torch's own asks each time whether the device is meta.
-    windows = [super(torch.UntypedStorage, s).__getitem__ for s in whole]
-    out = []
-    staged: dict[str, list[tuple[Any, Any]]] = {}  # by device: (target, source)
-    for offset, nbytes, arena, device in manifest.storages:
-        s = windows[arena](slice(offset, offset + nbytes)) if nbytes else torch.UntypedStorage(0)
-        name = manifest.devices[device]
-        if name != 'cpu':
-            source, s = s, torch.UntypedStorage(nbytes, device=name)
-            if pin == 'off' or not name.startswith('cuda') or not nbytes:
-                s.copy_(source)
-            else:
-                staged.setdefault(name, []).append((s, source))
-        out.append(s)
-    if staged:
-        from overmind.gpu.copies import copy_storages
-
-        for name, pairs in staged.items():
-            copy_storages(torch, pin, name, pairs)
-    return out
-
-
-def _tensors(torch: Any, manifest: Manifest, storages: list[Any]) -> list[Any]:
-    """One Tensor or Parameter a row; a template for each dtype and device saves the dispatch of a factory call."""
+def _tensors(torch: Any, manifest: Manifest, storages: Any) -> list[Any]:
+    """One Tensor or Parameter a row; those that the storages have not made already one after another."""
     dtypes = [getattr(torch, name, None) for name in manifest.dtypes]
     if not all(isinstance(d, torch.dtype) for d in dtypes):
         raise CorruptEntry(f'a dtype among {manifest.dtypes} is unknown to torch {torch.__version__}')
-    templates: dict[tuple[int, int], tuple[Any, int]] = {}
-    sizes, devices = [row[1] for row in manifest.storages], [row[3] for row in manifest.storages]
+    if isinstance(storages, Mapped):
+        out, rest = storages.tensors, storages.rest
+    else:
+        out, rest = [None] * len(manifest.tensors), [(row, -1) for row in range(len(manifest.tensors))]
     dims, make, parameter = manifest.dims, torch.Tensor._make_subclass, torch.nn.Parameter
-    out: list[Any] = []
-    for offset, at, storage, dtype, ndim, flags, _ in manifest.tensors:
-        device = devices[storage]
-        template = templates.get((dtype, device))
-        if template is None:
-            empty = torch.empty(0, dtype=dtypes[dtype], device=manifest.devices[device])
-            template = templates[dtype, device] = empty.new, empty.element_size()
-        new, nbytes = template
+    for row, owner in rest:
+        offset, at, storage, dtype, ndim, flags, _ = manifest.tensors[row]
+        memory = storages[storage] if owner < 0 else out[owner].untyped_storage()
         middle = at + ndim
         try:
-            if ndim == 1 and not offset and dims[middle] == 1 and dims[at] * nbytes == sizes[storage]:
-                t = new(storages[storage])  # as below, in half of the time
-            else:
-                t = new().set_(storages[storage], offset, dims[at:middle], dims[middle : middle + ndim])
+            t = torch.empty(0, dtype=dtypes[dtype], device=memory.device)
+            t.set_(memory, offset, dims[at:middle], dims[middle : middle + ndim])
         except RuntimeError as e:
-            raise CorruptEntry(f'tensor {len(out)} does not fit its storage: {e}') from e
+            raise CorruptEntry(f'tensor {row} does not fit its storage: {e}') from e
         if flags & PARAMETER:
             t = make(parameter, t, bool(flags & REQUIRES_GRAD))
         elif flags & REQUIRES_GRAD:
             t.requires_grad_(True)
-        out.append(t)
+        out[row] = t
     return out

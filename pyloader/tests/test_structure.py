@@ -364,8 +364,9 @@ def test_a_view_of_an_arguments_memory_is_refused() -> None:
 def test_an_index_that_is_not_there_is_corrupt() -> None:
     from overmind.restore import _Objects
 
-    look = _Objects([(2, torch.ones(1))], References(Registry(), {})).__getitem__
-    for pid in (-1, 0, 5, 'x', ('a',), (('vae',), 'm:x'), None):
+    look = _Objects([(2, torch.ones(1))], [torch.UntypedStorage(1)], References(Registry(), {})).__getitem__
+    assert look(1).nbytes() == 1
+    for pid in (-1, 0, 3, 5, 'x', ('a',), (('vae',), 'm:x'), None):
         with pytest.raises(CorruptEntry):
             look(pid)
 

@@ -23,7 +23,7 @@ from overmind.key.readable import readable
 from overmind.key.wire import pack_all, text
 
 # Another one where older loaders cannot read a structure.pkl of this one: they and this one then have entries apart.
-FORMAT = '3'
+FORMAT = '4'
 
 # Read by the libraries while they load, each found in their sources, and able to change what comes back.
 ENVIRONMENT = (

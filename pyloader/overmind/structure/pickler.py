@@ -26,6 +26,7 @@ from overmind.errors import Unpicklable
 from overmind.key.origin import MAIN, common_name
 from overmind.references import Path
 from overmind.structure import arrays, later, rebuild, script, sentinels, vocabularies
+from overmind.structure.attributes import SETTER, Attributes, Setter
 from overmind.structure.constants import constants
 from overmind.structure.modules import file_of
 from overmind.structure.table import Table, bare, plain
@@ -67,7 +68,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.arrays: list[Any] = []
         self._shared = shared or {}
         self._plain = {torch.Tensor, torch.nn.Parameter}
-        self._every = vars(torch.nn.Module()).keys()  # with all of them, __setstate__ has nothing to add
+        self._attributes = Attributes()
 
     def persistent_id(self, obj: Any) -> Any:
         self.last = obj
@@ -112,8 +113,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return NotImplemented if vars(obj) else (_new, (t,), None, None, iter(obj.items()))
         if isinstance(obj, torch.Tensor):
             return self._tensor(obj, t)
-        if t is _Setter:
+        if t is Setter:
             return rebuild.dict_setter, ()
+        if t is Attributes:
+            return rebuild.module_filler, (obj.names, obj.kinds)
         if arrays.is_array(t):
             return self._array(obj)
         reduce = _BY_TYPE.get(t)
@@ -218,9 +221,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if t.__setstate__ is not torch.nn.Module.__setstate__ or t.__reduce_ex__ is not object.__reduce_ex__:
             return None
         parts = obj.__reduce_ex__(4)
-        if parts[0] is not _new or type(parts[2]) is not dict or not self._every <= parts[2].keys():
+        if parts[0] is not _new or type(parts[2]) is not dict or not self._attributes.complete(parts[2]):
             return None
-        return (*parts[:3], None, None, _SETTER)
+        own = self._attributes.beyond_empty(obj, parts[2])
+        if own is None:
+            return (*parts[:3], None, None, SETTER)
+        return (*parts[:2], own, None, None, self._attributes)
 
     def _script_module(self, obj: Any, t: type) -> Any:
         if t is not torch.jit.RecursiveScriptModule or obj is not self._top:
@@ -255,15 +261,6 @@ class _Row:
     """Stands for a tensor without its attributes: its row of the table."""
 
     tensor: torch.Tensor
-
-
-class _Setter:
-    """Stands for what sets the whole ``__dict__`` of a module."""
-
-    def __call__(self) -> None: ...
-
-
-_SETTER = _Setter()
 
 
 class Definition:

@@ -51,6 +51,13 @@ def dict_setter() -> Any:
     return vars(torch.nn.Module)['__dict__'].__set__
 
 
+def module_filler(names: dict[str, Any], kinds: dict[str, type]) -> Any:
+    """The same for a module of which only what is not empty was written."""
+    import overmind_cext
+
+    return overmind_cext.module_filler(names, kinds)
+
+
 def array(
     storage: torch.UntypedStorage,
     offset: int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,11 @@ class _Unpickler(pickle.Unpickler):
         self.persistent_load = lookup  # type: ignore[method-assign]  # thousands of calls
 
     def find_class(self, module: str, name: str) -> Any:
+        # What is imported already, as nearly all is: the unpickler's own way takes four times as long.
+        found = getattr(sys.modules.get(module), name, None)
+        if found is not None:
+            sys.audit('pickle.find_class', module, name)
+            return found
         try:
             return super().find_class(module, name)
         except ModuleNotFoundError:

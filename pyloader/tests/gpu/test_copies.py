@@ -13,13 +13,13 @@ import torch
 from fake_layer import FakeLayer, pairs, same
 from roundtrip import write
 
-from overmind import restore as restoring
 from overmind.entries import OpenEntry
 from overmind.gpu import copies
 from overmind.gpu.pool import Pool
 from overmind.manifest import decode
 from overmind.manifest.encode import encode
 from overmind.settings import Pin
+from overmind.storages import Mapped
 
 WAYS: list[Pin] = ['pool', 'register']
 
@@ -132,7 +132,8 @@ def test_entries_with_tensors_on_a_device(pin: Pin, monkeypatch: pytest.MonkeyPa
     try:
         with monkeypatch.context() as patched:
             patched.setattr(torch.UntypedStorage, '__new__', lambda cls, *args, device=None: new(cls, *args))
-            storages = restoring._storages(torch, entry, False, pin)
+            mapped = Mapped(torch, entry, pin=pin)
+            storages = [mapped[row] for row in range(len(manifest.storages))]
     finally:
         entry.close()
     (layer,) = layers
