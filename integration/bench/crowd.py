@@ -15,18 +15,18 @@ from integration.harness.conversation import Conversation
 from integration.harness.progress import progress
 
 PROCESSES = 8
-_ALONE = 3
 
 
 def measure(workload: Workload, other: Workload, cache: Cache, size: str) -> dict[str, Any]:
     """``workload`` is cached already; ``other`` is not, and is evicted by whoever comes next.
 
-    CPU seconds of a load: ``alone`` (the median of a few processes), ``together`` (the sum of eight), ``filling`` (the
-    sum of eight while ``other`` fills); ``wall`` and ``wall_filling``: until the last of the eight is ready.
+    CPU seconds of a load: ``alone`` (the mean of eight that wait together and load one after another, so that their
+    caches are as cold as those of the others), ``together`` (the sum of eight), ``filling`` (the sum of eight while
+    ``other`` fills); ``wall`` and ``wall_filling``: until the last of the eight is ready.
     """
     root = cache.root
-    with progress('crowd: one process at a time'):
-        alone = [_answers([start_waiting(workload, OURS, root, size)])[0] for _ in range(_ALONE)]
+    with progress(f'crowd: {PROCESSES} processes, one at a time'):
+        alone = _answers([start_waiting(workload, OURS, root, size) for _ in range(PROCESSES)], in_turn=True)
     with progress(f'crowd: {PROCESSES} processes at once'):
         together = _answers([start_waiting(workload, OURS, root, size) for _ in range(PROCESSES)])
     with progress(f'crowd: {PROCESSES} processes while another fills'):
@@ -34,7 +34,7 @@ def measure(workload: Workload, other: Workload, cache: Cache, size: str) -> dic
         meanwhile = _answers([start_waiting(workload, OURS, root, size) for _ in range(PROCESSES)], filler)
     return {
         'processes': PROCESSES,
-        'alone': statistics.median(answer['cpu'] for answer in alone),
+        'alone': statistics.mean(answer['cpu'] for answer in alone),
         'together': sum(answer['cpu'] for answer in together),
         'filling': sum(answer['cpu'] for answer in meanwhile),
         'wall': _wall(together),
@@ -47,8 +47,10 @@ def _wall(answers: list[dict[str, Any]]) -> float:
     return last
 
 
-def _answers(programs: list[Conversation], filler: Conversation | None = None) -> list[dict[str, Any]]:
-    """Of programs that all load at the same moment, ``filler`` just before them."""
+def _answers(
+    programs: list[Conversation], filler: Conversation | None = None, in_turn: bool = False
+) -> list[dict[str, Any]]:
+    """Of programs that all load at the same moment, or in turn; ``filler`` just before them."""
     with ExitStack() as stack:
         for program in [*programs, *([filler] if filler else [])]:
             stack.enter_context(program)
@@ -58,9 +60,12 @@ def _answers(programs: list[Conversation], filler: Conversation | None = None) -
             # Into the load, which takes seconds.
             time.sleep(1)
         asked = time.clock_gettime(time.CLOCK_MONOTONIC)
+        answers = []
         for program in programs:
             program.send()
-        answers = [program.read() for program in programs]
+            if in_turn:
+                answers.append(program.read())
+        answers = answers or [program.read() for program in programs]
         if filler:
             filler.read()
     return [{**answer, 'asked_at': asked} for answer in answers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -128,6 +128,20 @@ def test_a_module_that_says_what_is_kept() -> None:
     assert not hasattr(back, 'cache')
     del vars(one)['cache']
     same(one, back)
+
+
+class Lent(nn.Module):
+    """Its state has a container that is not its own."""
+
+    hooks: ClassVar[dict[str, Any]] = collections.OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), '_forward_hooks': self.hooks}
+
+
+def test_modules_whose_states_share_a_container() -> None:
+    back = roundtrip([Lent(), Lent()])
+    assert back[0]._forward_hooks is back[1]._forward_hooks
 
 
 def test_a_module_in_itself() -> None:

@@ -44,8 +44,7 @@ class Attributes(Setter):
         the order is another one, or somebody else has one of the containers, too."""
         if list(state)[: len(self._order)] != self._order:
             return None
-        # torch's __getstate__ makes a copy.
-        held = self._held if state is vars(module) else self._held + 1
+        whole = {} if state is vars(module) else vars(module)  # torch's __getstate__ makes a copy
         own = dict(state)
         for name, usual in self.names.items():
             value, kind = own[name], self.kinds.get(name)
@@ -54,7 +53,7 @@ class Attributes(Setter):
                     del own[name]
             elif type(value) is kind and not value:
                 del own[name]
-                if sys.getrefcount(value) > held:
+                if sys.getrefcount(value) > self._held + (whole.get(name) is value):
                     return None
                 if kind is not dict and (weakref.getweakrefcount(value) or getattr(value, '__dict__', None)):
                     return None
