@@ -9,6 +9,7 @@ from ._helper import (
     released_mappings,
     start_copier,
     tensors,
+    unpack,
     write_arena,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "released_mappings",
     "start_copier",
     "tensors",
+    "unpack",
     "write_arena",
 ]

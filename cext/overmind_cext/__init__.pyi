@@ -1,5 +1,5 @@
 from collections.abc import Callable, Iterable, Sequence
-from typing import SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 __all__ = [
     "agreement",
@@ -10,6 +10,7 @@ __all__ = [
     "released_mappings",
     "start_copier",
     "tensors",
+    "unpack",
     "write_arena",
 ]
 
@@ -42,6 +43,14 @@ def tensors(
     arenas are capsules of map_arena that nobody has consumed; a dtype is (code, bits) of DLPack, or None for what it
     does not have; device is the number of the CPU. Tensors are made by from_dlpack, of a capsule; a row says whether
     one gets the class parameter, and whether it requires gradients. Raises as check_tables does."""
+
+def unpack(data: bytes, layout: str, factor: int, /) -> tuple[Any, ...]:
+    """The fields of the root table of a FlatBuffer, whose bytes may be anything: ValueError for what leads outside.
+
+    layout has a letter for each field, in the order of the schema: I, Q, q and d for a uint32, uint64, int64 and double
+    (0 where it is not there), s for a string ('' where it is not there), S for one that must be there, * for a list of
+    strings, [...] for a list of tables, as tuples, {n} for the bytes of a vector of structs of n bytes, - for a field
+    that is left out. All strings together may be as long as factor times the data."""
 
 def module_filler(names: dict[str, object], kinds: dict[str, type], /) -> Callable[[object, dict[str, object]], None]:
     """A function of a module and attributes that sets all of its __dict__: a copy of names, a new object of its kind, a

@@ -22,6 +22,7 @@
 #include "copier.h"
 #include "mapping.h"
 #include "modules.h"
+#include "unpack.h"
 #include "views.h"
 
 namespace {
@@ -345,6 +346,11 @@ PyMethodDef methods[] = {
      "module_filler($module, names, kinds, /)\n--\n\n"
      "A function of a module and a dict that sets all of its __dict__: a copy of names, for each name of kinds a new "
      "one of that class, and the dict over them."},
+    {"unpack", unpack, METH_VARARGS,
+     "unpack($module, data, layout, factor, /)\n--\n\n"
+     "A tuple with the fields of the root table of a FlatBuffer. A layout has a letter for each, in their order: I Q q d "
+     "for numbers, s for a string, S for one that must be there, * for a list of them, [...] for a list of tables, {n} "
+     "for the bytes of structs of n bytes, - for what is left out. All strings take at most factor times the data."},
     {"write_arena", erased(write_arena), METH_VARARGS | METH_KEYWORDS,
      "write_arena($module, fd, nbytes, header, pieces, threads=0, mapped=True)\n--\n\n"
      "Write header at 0 and each piece (offset, address, nbytes) of memory at its offset, with the GIL released."},

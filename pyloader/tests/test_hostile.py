@@ -17,9 +17,9 @@ import torch
 from overmind.api import load, stats
 from overmind.errors import CorruptEntry
 from overmind.manifest import Arena, Manifest, decode
+from overmind.manifest.decode import STRINGS_FACTOR
 from overmind.manifest.encode import encode
 from overmind.manifest.model import StorageRow, TensorRow
-from overmind.manifest.vectors import STRINGS_FACTOR
 
 QUICK = 60.0  # seconds; it takes less than two, unless something is squared
 
@@ -198,7 +198,7 @@ def test_one_long_string_many_times() -> None:
     data = bomb(10_000, 1 << 20)  # would be 10 GB
     tracemalloc.start()
     try:
-        with pytest.raises(CorruptEntry, match='strings of the manifest'):
+        with pytest.raises(CorruptEntry, match='strings are together too long'):
             decode(data)
         assert tracemalloc.get_traced_memory()[1] < 2 * STRINGS_FACTOR * len(data)
     finally:

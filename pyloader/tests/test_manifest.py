@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import random
-import struct
 
-import flatbuffers
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +13,6 @@ from overmind.errors import CorruptEntry
 from overmind.key.inputs import Listing, Source
 from overmind.manifest import Arena, Manifest, StorageRow, TensorRow, decode
 from overmind.manifest.encode import encode
-from overmind.manifest.vectors import U32, Table
 
 TEXT = st.text(max_size=20).filter(lambda s: '\0' not in s and s.isprintable())
 
@@ -56,54 +52,6 @@ def test_everything_comes_back() -> None:
 def test_any_facts_and_dims_come_back(facts: list[tuple[str, str]], dims: list[int], name: str) -> None:
     m = Manifest(id=name, key=facts, dims=dims)
     assert decode(encode(m)) == m
-
-
-@pytest.mark.parametrize('more', [0, 1])
-@pytest.mark.parametrize('order', [(0, 1), (1, 0)])
-def test_pairs_of_strings_in_any_layout(order: tuple[int, int], more: int) -> None:
-    """Where the two fields of a table are is for whoever writes it."""
-    pairs = [('name', 'value'), ('', 'ü'), ('x' * 300, '')]
-    b = flatbuffers.Builder(64)
-    tables = []
-    for pair in pairs:
-        places = [b.CreateString(text) for text in pair]
-        b.StartObject(3)
-        for field in order:
-            if more and field:
-                b.PrependUint32Slot(2, 7, 0)
-            b.PrependUOffsetTRelativeSlot(field, places[field], 0)
-        tables.append(b.EndObject())
-    b.StartVector(4, len(tables), 4)
-    for at in reversed(tables):
-        b.PrependUOffsetTRelative(at)
-    vector = b.EndVector()
-    b.StartObject(1)
-    b.PrependUOffsetTRelativeSlot(0, vector, 0)
-    b.Finish(b.EndObject())
-    data = bytes(b.Output())
-    root = Table(data, U32.unpack_from(data)[0])
-    assert root.pairs(4) == pairs
-    assert [(t.required(4), t.required(6)) for t in root.tables(4)] == pairs
-    for cut in range(4, len(data)):
-        with contextlib.suppress(CorruptEntry, struct.error):
-            assert Table(data[:cut], U32.unpack_from(data)[0]).pairs(4) == pairs  # without the padding at the end
-
-
-def test_pairs_that_lack_a_string() -> None:
-    b = flatbuffers.Builder(64)
-    name = b.CreateString('name')
-    b.StartObject(2)
-    b.PrependUOffsetTRelativeSlot(0, name, 0)
-    table = b.EndObject()
-    b.StartVector(4, 1, 4)
-    b.PrependUOffsetTRelative(table)
-    vector = b.EndVector()
-    b.StartObject(1)
-    b.PrependUOffsetTRelativeSlot(0, vector, 0)
-    b.Finish(b.EndObject())
-    data = bytes(b.Output()) + bytes(16)
-    with pytest.raises(CorruptEntry, match='lacks a field'):
-        Table(data, U32.unpack_from(data)[0]).pairs(4)
 
 
 @pytest.mark.parametrize(
