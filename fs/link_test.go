@@ -166,7 +166,7 @@ func TestArenasOfASize(t *testing.T) {
 			t.Errorf("%d bytes: %q, %v; want %q", bytes, got, err, lines)
 		}
 	}
-	size := int64(4 * mib)
+	size := 4 * mib
 	want(size, "b/"+fstest.ArenaName+"\na/"+fstest.ArenaName+"\n")
 	wantContent(t, a) // opens it: not a hit
 	must(t, unix.Rmdir(b.Entry()))

@@ -20,14 +20,15 @@ bool right(const TensorRow &t, const Tables &tables, size_t dtypes) {
   return t.storage < tables.storages.count && t.dtype < dtypes && wide{t.dims} + 2 * t.ndim <= tables.dims.count;
 }
 
-// Element by element where that takes no time, which is where a tensor is as large as a storage here.
+// The last element by its place, and how many there are, which torch keeps in an int64.
 bool fills(const Tables &tables, const TensorRow &t, size_t itemsize, uint64_t nbytes) {
-  wide last = 0;
+  wide last = 0, elements = 1;
   for (size_t i = t.dims; i < size_t{t.dims} + t.ndim; i++) {
     const int64_t size = tables.dims[i], stride = tables.dims[i + t.ndim];
     if (size < 1 || stride < 0) return false;
     last += wide(size - 1) * wide(stride);
-    if (last > (wide{1} << 70)) return false;
+    elements *= wide(size);
+    if (last > (wide{1} << 70) || elements > wide{INT64_MAX}) return false;
   }
   return (last + 1) * itemsize == nbytes;
 }

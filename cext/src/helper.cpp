@@ -91,6 +91,7 @@ PyObject *check_tables(PyObject *, PyObject *args) {
   PyObject *tables, *sizes;
   Py_ssize_t dtypes, devices;
   if (!PyArg_ParseTuple(args, "OOnn:check_tables", &tables, &sizes, &dtypes, &devices)) return nullptr;
+  if (dtypes < 0 || devices < 0) return PyErr_Format(PyExc_ValueError, "fewer than none: %zd, %zd", dtypes, devices);
   PyObject *tuple = PySequence_Tuple(sizes);
   if (!tuple) return nullptr;
   PyObject *result = nullptr;
@@ -119,7 +120,7 @@ bool to_maker(PyObject *arenas, PyObject *dtypes, Maker *out) {
   for (Py_ssize_t i = 0; i < PyTuple_Size(arenas); i++) {
     MappedArena *arena = to_mapping(PyTuple_GetItem(arenas, i));
     if (!arena) return false;
-    out->arenas.push_back(arena);
+    out->hold(arena);
     sizes.push_back(static_cast<uint64_t>(arena->shape));
   }
   out->dtypes.resize(static_cast<size_t>(PyTuple_Size(dtypes)));

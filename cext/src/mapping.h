@@ -40,7 +40,7 @@ struct DLManagedTensor {
 };
 constexpr int32_t kDLCPU = 1;
 constexpr uint8_t kDLUInt = 1;
-constexpr char kCapsuleName[] = "dltensor";
+constexpr char kCapsuleName[] = "dltensor", kUsedCapsuleName[] = "used_dltensor";
 
 constexpr int kNoLease = -1;
 

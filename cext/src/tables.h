@@ -72,15 +72,17 @@ inline Finding examine(const Tables &tables, const uint64_t *sizes, size_t arena
   return {};
 }
 
-// Whether a tensor from the first byte on takes just nbytes.
+// Whether a tensor from the first byte on takes just nbytes. Of one whose strides are 0 there may be far more elements:
+// torch fails for more than an int64 counts, too late.
 inline bool takes(const Rows<int64_t> &dims, size_t at, size_t ndim, size_t itemsize, uint64_t nbytes) {
   uint64_t last = 0;
+  int64_t elements = 1;
   for (size_t i = at; i < at + ndim; i++) {
     const int64_t size = dims[i], stride = dims[i + ndim];
     uint64_t step;
     if (size < 1 || stride < 0 ||
         __builtin_mul_overflow(static_cast<uint64_t>(size) - 1, static_cast<uint64_t>(stride), &step) ||
-        __builtin_add_overflow(last, step, &last)) {
+        __builtin_add_overflow(last, step, &last) || __builtin_mul_overflow(elements, size, &elements)) {
       return false;
     }
   }

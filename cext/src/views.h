@@ -15,6 +15,7 @@
 struct View {
   DLManagedTensor managed{};
   MappedArena *arena;
+  bool *gone = nullptr;  // told of the release while the tensor is being made
 
   static View *make(MappedArena *arena, const Rows<int64_t> &dims, size_t at, size_t ndim) {
     void *memory = ::operator new(sizeof(View) + 2 * ndim * sizeof(int64_t), std::nothrow);
@@ -36,6 +37,7 @@ struct View {
   static void release(DLManagedTensor *managed) {
     auto *view = static_cast<View *>(managed->manager_ctx);
     MappedArena *arena = view->arena;
+    if (view->gone) *view->gone = true;
     view->~View();
     ::operator delete(view);
     arena->drop();
@@ -46,7 +48,7 @@ struct Dtype {
   uint8_t code = 0, bits = 0;  // no bits: DLPack has none like it
 };
 
-// What makes tensors of rows. Its objects are borrowed.
+// What makes tensors of rows. Whoever fills it in frees its objects.
 struct Maker {
   Tables tables;
   std::vector<MappedArena *> arenas;
@@ -62,24 +64,36 @@ struct Maker {
            takes(tables.dims, t.dims, t.ndim, bits / 8, s.nbytes);
   }
 
-  PyObject *capsule(const TensorRow &t, const StorageRow &s) const {
+  View *view(const TensorRow &t, const StorageRow &s) const {
     MappedArena *arena = arenas[s.arena];
-    View *view = View::make(arena, tables.dims, t.dims, t.ndim);
-    if (!view) return PyErr_NoMemory();
-    view->managed.dl_tensor.data = static_cast<char *>(arena->base) + s.offset;
-    view->managed.dl_tensor.device = {kDLCPU, 0};
-    view->managed.dl_tensor.dtype = {dtypes[t.dtype].code, dtypes[t.dtype].bits, 1};
-    PyObject *made = PyCapsule_New(&view->managed, kCapsuleName, release_unconsumed);
-    if (!made) View::release(&view->managed);
+    View *made = View::make(arena, tables.dims, t.dims, t.ndim);
+    if (!made) return nullptr;
+    made->managed.dl_tensor.data = static_cast<char *>(arena->base) + s.offset;
+    made->managed.dl_tensor.device = {kDLCPU, 0};
+    made->managed.dl_tensor.dtype = {dtypes[t.dtype].code, dtypes[t.dtype].bits, 1};
     return made;
+  }
+
+  PyObject *consumed(View *view) const {
+    PyObject *capsule = PyCapsule_New(&view->managed, kCapsuleName, release_unconsumed);
+    if (!capsule) {
+      View::release(&view->managed);
+      return nullptr;
+    }
+    bool gone = false;
+    view->gone = &gone;
+    PyObject *result = PyObject_CallFunctionObjArgs(from_dlpack, capsule, nullptr);
+    if (!gone) view->gone = nullptr;
+    // A consumer that fails when it has taken the memory over has released it and left the name as it was.
+    if (gone) PyCapsule_SetName(capsule, kUsedCapsuleName);
+    Py_DECREF(capsule);
+    return result;
   }
 
   // A new reference; nullptr with an exception.
   PyObject *tensor(const TensorRow &t, const StorageRow &s) const {
-    PyObject *made = capsule(t, s);
-    if (!made) return nullptr;
-    PyObject *result = PyObject_CallFunctionObjArgs(from_dlpack, made, nullptr);
-    Py_DECREF(made);
+    View *made = view(t, s);
+    PyObject *result = made ? consumed(made) : PyErr_NoMemory();
     // As torch's UninitializedParameter does it: another tensor for the other class takes a third of the time.
     if (result && (t.flags & kParameter) != 0 && PyObject_SetAttr(result, class_name, parameter) != 0) {
       Py_CLEAR(result);
@@ -93,21 +107,20 @@ struct Maker {
   // (tensors, rest), or nullptr with an exception; rest has (row, owner) for those that are None.
   PyObject *all() const {
     const size_t count = tables.tensors.count;
-    PyObject *made = PyList_New(static_cast<Py_ssize_t>(count)), *rest = PyList_New(0);
     std::vector<Py_ssize_t> owners(tables.storages.count, -1);
     std::vector<size_t> left;
+    left.reserve(count);
+    PyObject *made = nones(count), *rest = PyList_New(0);
     bool ok = made && rest;
     for (size_t i = 0; ok && i < count; i++) {
       const TensorRow t = tables.tensors[i];
       const StorageRow s = tables.storages[t.storage];
-      PyObject *item = Py_None;
-      if (owners[t.storage] < 0 && whole(t, s)) {
-        owners[t.storage] = static_cast<Py_ssize_t>(i);
-        item = tensor(t, s);
-      } else {
-        Py_INCREF(item);
+      if (owners[t.storage] >= 0 || !whole(t, s)) {
         left.push_back(i);
+        continue;
       }
+      owners[t.storage] = static_cast<Py_ssize_t>(i);
+      PyObject *item = tensor(t, s);
       ok = item && PyList_SetItem(made, static_cast<Py_ssize_t>(i), item) == 0;
     }
     for (size_t i = 0; ok && i < left.size(); i++) {
@@ -120,6 +133,29 @@ struct Maker {
     Py_XDECREF(made);
     Py_XDECREF(rest);
     return result;
+  }
+
+  // The collector, and whoever asks it, sees the list while it is being filled.
+  static PyObject *nones(size_t count) {
+    PyObject *list = PyList_New(static_cast<Py_ssize_t>(count));
+    for (size_t i = 0; list && i < count; i++) {
+      Py_INCREF(Py_None);
+      PyList_SetItem(list, static_cast<Py_ssize_t>(i), Py_None);
+    }
+    return list;
+  }
+
+  Maker() = default;
+  Maker(const Maker &) = delete;
+  Maker &operator=(const Maker &) = delete;
+  ~Maker() {
+    for (MappedArena *arena : arenas) arena->drop();
+  }
+
+  // Keeps an arena mapped for as long as this is there, whatever becomes of its capsule.
+  void hold(MappedArena *arena) {
+    arenas.push_back(arena);
+    arena->tensors.fetch_add(1);
   }
 };
 

@@ -47,9 +47,9 @@ def peek(capsule: object) -> DLTensor:
 class Consumed:
     """Takes the capsule over, as torch does; the memory lives until release()."""
 
-    def __init__(self, capsule: object) -> None:
+    def __init__(self, capsule: object, name: bytes = _USED) -> None:
         self._pointer = _api.PyCapsule_GetPointer(capsule, b"dltensor")
-        _api.PyCapsule_SetName(capsule, _USED)
+        _api.PyCapsule_SetName(capsule, name)
         self._managed = DLManagedTensor.from_address(self._pointer)
         self.address: int = self._managed.tensor.data
         self.nbytes: int = self._managed.tensor.shape[0]

@@ -259,3 +259,11 @@ def test_a_view_becomes_a_parameter(memfd):
     assert repr(weight).startswith("Parameter containing")
     half = layer.half()
     assert type(half.weight) is torch.nn.Parameter and half.weight.dtype == torch.float16
+
+
+def test_more_elements_than_torch_counts(memfd):
+    """torch finds out when it has taken the memory over."""
+    fd, nbytes, (at,) = arena_of(memfd, torch.ones(1))
+    tables = struct.pack("<QQII", at, 4, 0, 0), struct.pack("<QIIHBBI", 0, 0, 0, 0, 2, 0, 0), struct.pack("<4q", 1 << 40, 1 << 40, 0, 0)
+    make = torch._C._from_dlpack
+    assert tensors([map_arena(fd, nbytes)], tables, [(2, 32)], 0, make, torch.nn.Parameter) == ([None], [(0, -1)])

@@ -105,6 +105,12 @@ def test_overlapping_strides_take_less_than_they_have_elements(memfd):
     assert peek(expanded).strides[:2] == [0, 1]
 
 
+def test_more_elements_than_can_be_counted(memfd):
+    """Without strides they take no room."""
+    dims = [1 << 40, 1 << 40, 0, 0]
+    assert views([new_arena(memfd)], [(0, 2, 0, CPU)], [tensor(0, ndim=2)], dims, [F16], CPU) == [None]
+
+
 @pytest.mark.parametrize(
     "dims",
     [[1 << 62, 1 << 62], [(1 << 63) - 1, 1], [4, 1 << 61], [0, 1], [4, 1], [2, 1]],
@@ -151,6 +157,56 @@ def test_what_fails_in_between_leaves_nothing(memfd, fails):
     kind = int if fails == "class" else Parameter
     with pytest.raises((KeyError, TypeError, AttributeError)):
         tensors([arena], pack(storages, rows, [3, 1]), [F16], CPU, Refusing, kind)
+    del arena
+    gc.collect()
+    assert live_mappings() == 0
+
+
+def test_a_consumer_that_fails_when_it_has_the_memory(memfd):
+    """As torch does: it has called the deleter, and the capsule is called as before."""
+
+    def consume(capsule):
+        taken = Consumed(capsule, b"dltensor")
+        taken.release()
+        raise RuntimeError("too late")
+
+    before = released_mappings()
+    arena = new_arena(memfd)
+    with pytest.raises(RuntimeError, match="too late"):
+        tensors([arena], pack([(0, 6, 0, CPU)], [tensor(0)], [3, 1]), [F16], CPU, consume, Parameter)
+    assert (live_mappings(), released_mappings()) == (1, before)
+    assert Consumed(arena).release() is None
+    assert (live_mappings(), released_mappings()) == (0, before + 1)
+
+
+def test_arenas_stay_while_tensors_are_made(memfd):
+    arena = new_arena(memfd)
+    seen = []
+
+    def consume(capsule):
+        if not seen:
+            Consumed(arena).release()
+        seen.append(peek(capsule))
+        assert live_mappings() == 1
+        return Tensor(capsule)
+
+    made, _ = tensors([arena], pack([(0, 6, 0, CPU), (64, 6, 0, CPU)], [tensor(0), tensor(1)], [3, 1]), [F16], CPU, consume, Parameter)
+    assert seen[1].data - seen[0].data == 64
+    del made
+    gc.collect()
+    assert live_mappings() == 0
+
+
+def test_the_list_can_be_seen_while_it_is_filled(memfd):
+    arena = new_arena(memfd)
+    found = []
+
+    def consume(capsule):
+        found.extend(len(o) for o in gc.get_objects() if type(o) is list and len(o) == 3 and list(o) == [None] * 3)
+        return Tensor(capsule)
+
+    tensors([arena], pack([(0, 6, 0, CPU)], [tensor(0, 2)] * 2 + [tensor(0)], [3, 1, 1, 1]), [F16], CPU, consume, Parameter)
+    assert found
 
 
 @pytest.mark.parametrize(
@@ -217,9 +273,12 @@ def test_wrong_arguments(memfd, change, error):
         tensors(*given)
 
 
-@pytest.mark.parametrize("given", [((b"", b"", b""), None, 0, 0), ((b"", b"", b""), [-1], 0, 0), (None, [], 0, 0)])
+@pytest.mark.parametrize(
+    "given",
+    [(None, [], 0, 0), *(((b"", b"", b""), *rest) for rest in ((None, 0, 0), ([-1], 0, 0), ([], -1, 0), ([], 0, -1)))],
+)
 def test_wrong_tables(given):
-    with pytest.raises((TypeError, OverflowError)):
+    with pytest.raises((TypeError, OverflowError, ValueError)):
         check_tables(*given)
 
 

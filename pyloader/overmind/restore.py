@@ -22,7 +22,8 @@ from overmind.structure.constants import constant
 def restore(
     entry: OpenEntry, references: References, seconds: dict[str, float], populate: bool = False, pin: Pin = 'off'
 ) -> Any:
-    """The cached object, its memory private to this process. Adds ``map`` and ``rebuild`` to seconds.
+    """The cached object, its memory private to this process. Adds ``map`` and ``rebuild`` to seconds: the former has
+    the tensors that are all of a storage, as nearly all are.
 
     Raises CorruptEntry where manifest, arenas and structure do not fit together, or whatever importing the classes of
     the graph raises.
@@ -107,12 +108,14 @@ def _tensors(torch: Any, manifest: Manifest, storages: Any) -> list[Any]:
     for row, owner in rest:
         offset, at, storage, dtype, ndim, flags, _ = manifest.tensors[row]
         memory = storages[storage] if owner < 0 else out[owner].untyped_storage()
-        middle = at + ndim
+        middle, nbytes = at + ndim, memory.nbytes()
         try:
             t = torch.empty(0, dtype=dtypes[dtype], device=memory.device)
             t.set_(memory, offset, dims[at:middle], dims[middle : middle + ndim])
         except RuntimeError as e:
             raise CorruptEntry(f'tensor {row} does not fit its storage: {e}') from e
+        if memory.nbytes() != nbytes:  # torch has enlarged one that is empty
+            raise CorruptEntry(f'tensor {row} is larger than its storage')
         if flags & PARAMETER:
             t = make(parameter, t, bool(flags & REQUIRES_GRAD))
         elif flags & REQUIRES_GRAD:

@@ -17,11 +17,13 @@ _DLPACK = {
 
 
 class Mapped:
-    """The storages of an entry by the row of the manifest, private to this process; each made when it is asked for.
+    """The memory of an entry, private to this process: by the row of the manifest its storages, each made when it is
+    asked for, those on devices at once.
 
     ``tensors`` has, for each row, one that is all of a storage, as it is to be, or None; ``rest`` for the latter (row,
-    row of the tensor that has the storage or -1). Raises what mapping raises, CorruptEntry; IndexError for a row that
-    is not there. Ranges were checked when the manifest was decoded: torch's slicing clamps silently.
+    row of the tensor that has the storage or -1). restore fills the list up. Raises what mapping and torch raise;
+    IndexError for a row that is not there. Ranges were checked when the manifest was decoded: torch's slicing clamps
+    silently.
     """
 
     def __init__(self, torch: Any, entry: OpenEntry, populate: bool = False, pin: Pin = 'off') -> None:
@@ -48,8 +50,12 @@ class Mapped:
             if self._owners is None:
                 rows = zip(self._manifest.tensors, self.tensors, strict=True)
                 self._owners = {row[2]: tensor for row, tensor in rows if tensor is not None}
-            tensor = self._owners.get(row)
-            found = self._made[row] = self._window(row) if tensor is None else tensor.untyped_storage()
+            found, tensor = self._window(row), self._owners.get(row)
+            if tensor is not None:
+                # Not if a __setstate__ has given the tensor other memory by now.
+                own = tensor.untyped_storage()
+                found = own if (own.data_ptr(), own.nbytes()) == (found.data_ptr(), found.nbytes()) else found
+            self._made[row] = found
         return found
 
     def _tensors(self) -> tuple[list[Any], list[tuple[int, int]]]:

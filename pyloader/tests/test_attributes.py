@@ -149,3 +149,32 @@ def test_a_module_in_itself() -> None:
     vars(one)['me'] = one
     back = roundtrip(one)
     assert back.me is back
+
+
+def test_modules_that_share_their_dict() -> None:
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    other.__dict__ = one.__dict__
+    back = roundtrip([one, other])
+    assert back[0]._forward_hooks is back[1]._forward_hooks
+    module, attributes = roundtrip([one, vars(one)])
+    assert module._forward_hooks is attributes['_forward_hooks']
+
+
+@pytest.mark.parametrize('extra', [None, object(), [1]])
+def test_a_class_that_the_program_has_changed(extra: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a profiler keeps of every module is no reason to take what is shared for what is not."""
+    kept: list[Any] = []
+    usual = nn.Module.__init__
+
+    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        usual(self, *args, **kwargs)
+        kept.append(self._buffers)
+        if extra is not None:
+            vars(self)['extra'] = extra
+
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    vars(other)['_forward_hooks'] = vars(one)['_forward_hooks']
+    monkeypatch.setattr(nn.Module, '__init__', init)
+    back = roundtrip([one, other])
+    assert back[0]._forward_hooks is back[1]._forward_hooks
+    same(one, back[0])

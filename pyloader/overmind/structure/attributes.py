@@ -26,14 +26,23 @@ class Attributes(Setter):
     """What is to be written of a module's ``__dict__``, for one pickler, where it stands for rebuild.module_filler."""
 
     def __init__(self) -> None:
-        fresh = vars(torch.nn.Module())
+        module = torch.nn.Module()
+        self._lent = sys.getrefcount(vars(module))  # references to a __dict__ that only its module has
+        fresh = vars(module)
         self.kinds: dict[str, type] = {n: type(v) for n, v in fresh.items() if type(v) in _CONTAINERS and not v}
         self.names: dict[str, Any] = {n: None if n in self.kinds else v for n, v in fresh.items()}
         self._order = list(fresh)
-        self._held = 0  # references to a container that only its module has, counted as below
+        # Something else is the work of a program that has changed the class.
+        self._usual = all(value is None or type(value) is bool for value in self.names.values())
+        counts = []
         for name in self.kinds:
             value = fresh[name]
-            self._held = max(self._held, sys.getrefcount(value))
+            counts.append(sys.getrefcount(value))
+        self._held = min(counts, default=0)  # references to a container that only its module has, counted as below
+
+    def alone(self, module: Any) -> bool:
+        """Whether nobody else has the module's ``__dict__``, and with it all that is in there."""
+        return self._usual and sys.getrefcount(vars(module)) <= self._lent
 
     def complete(self, state: dict[str, Any]) -> bool:
         """Whether torch's __setstate__ has nothing to add."""

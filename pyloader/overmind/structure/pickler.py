@@ -220,10 +220,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """A module that nothing is to be done for but to give it its attributes; None for others."""
         if t.__setstate__ is not torch.nn.Module.__setstate__ or t.__reduce_ex__ is not object.__reduce_ex__:
             return None
+        alone = self._attributes.alone(obj)
         parts = obj.__reduce_ex__(4)
         if parts[0] is not _new or type(parts[2]) is not dict or not self._attributes.complete(parts[2]):
             return None
-        own = self._attributes.beyond_empty(obj, parts[2])
+        own = self._attributes.beyond_empty(obj, parts[2]) if alone else None
         if own is None:
             return (*parts[:3], None, None, SETTER)
         return (*parts[:2], own, None, None, self._attributes)
