@@ -13,12 +13,18 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from roundtrip import NO_ARGUMENTS as ARGS
+from roundtrip import write
 
 from overmind.control.client import _reply
+from overmind.entries import OpenEntry
 from overmind.errors import CorruptEntry, StoreError
 from overmind.manifest import decode
+from overmind.manifest.encode import encode
+from overmind.restore import restore
 
 CORPUS = pathlib.Path(__file__).with_name('corpus')
 # What the bytes may cost: small objects for every four of them, and something for the error.
@@ -86,6 +92,14 @@ def reply(data: bytes) -> None:
     assert len(text) <= len(data)
 
 
+def again_and_again(case: Callable[[], None], share: float) -> None:
+    """Once, or for that share of FUZZTIME, each time with another seed."""
+    end, n = time.monotonic() + seconds() * share, 0
+    while n == 0 or time.monotonic() < end:
+        seed(n)(case)()
+        n += 1
+
+
 @pytest.mark.parametrize('reader', [manifest, reply], ids=lambda reader: reader.__name__)
 def test_any_bytes(reader: Callable[[bytes], None]) -> None:
     good = corpus(reader.__name__)
@@ -97,7 +111,35 @@ def test_any_bytes(reader: Callable[[bytes], None]) -> None:
     def case(data: bytes) -> None:
         bounded(lambda: reader(data), len(data))
 
-    end, n = time.monotonic() + seconds() / 2, 0
-    while n == 0 or time.monotonic() < end:
-        seed(n)(case)()
-        n += 1
+    again_and_again(case, 0.4)
+
+
+def test_any_tables() -> None:
+    """What is made of a damaged manifest lies in the memory that is there, or is refused."""
+    weight = torch.arange(12.0).reshape(3, 4)
+    tensors = [weight, weight[1:], weight.t(), torch.zeros(()), torch.ones(5, dtype=torch.bool), torch.ones(2).half()]
+    written, structure, files = write(tensors)
+    good = [encode(written)]
+
+    @settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(damaged(good))
+    def case(data: bytes) -> None:
+        try:
+            found = decode(data)
+        except CorruptEntry:
+            return
+        entry = OpenEntry(found, structure, [os.dup(fd) for fd in files[: len(found.arenas)]], 0)
+        try:
+            result = restore(entry, ARGS, {})
+        except Exception:
+            return
+        finally:
+            entry.close()
+        arenas = sum(a.nbytes for a in found.arenas)
+        for t in result:
+            assert t.untyped_storage().nbytes() <= arenas
+            assert t.numel() > 1 << 20 or len(t.reshape(-1).tolist()) == t.numel()
+
+    again_and_again(case, 0.2)
+    for fd in files:
+        os.close(fd)
