@@ -110,7 +110,8 @@ def _nested(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 def note(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The files among the arguments of a loader are inputs of the load that is being recorded."""
     for value in (*args, *kwargs.values()):
-        if isinstance(value, (str, os.PathLike)):
+        # Not "cpu" or "auto", which would make the working directory an input.
+        if isinstance(value, (str, os.PathLike)) and (os.path.isabs(value) or os.path.lexists(value)):
             inputs.note(os.fspath(value))
 
 

@@ -93,7 +93,10 @@ class Fill:
         now = self._references.state()
         changed = [at[0] for at, state in arguments.items() if now[at] != state]
         if changed:
-            raise Bypass(f'the loader changed an object that was passed to it: argument {", ".join(changed)}')
+            raise Bypass(
+                f'the loader changed an object that was passed to it: argument {", ".join(changed)}; '
+                'make that object and call the loader in one function, and give that to overmind.api.load'
+            )
         with collector_paused():
             written = self._write(key, recorder, loaded - start)
         if self._patched:

@@ -368,3 +368,22 @@ def test_an_entry_that_is_replaced_while_it_is_opened_is_never_mixed(
     assert swapped
     assert torch.equal(found[0].weight, other[0].weight)
     assert counts() == (1, 1, 0)
+
+
+def inner(path: str, device: str) -> Any:
+    return torch.load(path, map_location=device)
+
+
+def outer(path: str, device: str) -> Any:
+    return {'inner': load(inner, path, device)}
+
+
+def test_words_among_the_arguments_of_nested_loads_are_no_files(
+    root: pathlib.Path, checkpoint: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that is started in another folder finds what the first one has filled."""
+    for name in ('one', 'two'):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        load(outer, checkpoint, 'cpu')
+    assert counts() == (1, 1, 0)

@@ -20,6 +20,7 @@ transformers = pytest.importorskip('transformers')
 
 from roundtrip import roundtrip, write  # noqa: E402
 
+from overmind.errors import Unpicklable  # noqa: E402
 from overmind.references import _state  # noqa: E402
 from overmind.structure import later  # noqa: E402
 from overmind.structure.pickler import Pickler  # noqa: E402
@@ -199,3 +200,47 @@ def test_what_cannot_be_pickled_is_refused() -> None:
     t.pre_tokenizer = tokenizers.pre_tokenizers.PreTokenizer.custom(Mine())
     with pytest.raises(Exception, match=r'[Cc]ustom'):
         later.Pending.of(t)
+
+
+def with_own_decode(t: Any) -> None:
+    """As transformers does to CLIP's: only this object has it, and its pickle does not."""
+    usual, suffix = t.decode, 'r'
+
+    def decode(*args: Any, **kwargs: Any) -> str:
+        return str(usual(*args, **kwargs)).replace(suffix, '!')
+
+    t.decode = decode
+
+
+def test_what_is_set_on_a_rust_tokenizer_comes_back(original: Any) -> None:
+    with_own_decode(original._tokenizer)
+    original._tokenizer.note = {'kept': [1, 2]}
+    ids = original('low lower').input_ids
+    back = through(original)
+    assert waits(back)
+    assert back.decode(ids) == original.decode(ids)
+    assert '!' in back.decode(ids)
+    assert back._tokenizer.note == {'kept': [1, 2]}
+    assert list(vars(back._tokenizer)) == list(vars(original._tokenizer))
+    # The function calls the method of the restored tokenizer, not that of another one.
+    back._tokenizer.add_tokens(['new'])
+    assert back.decode([len(back) - 1]) == 'new'
+    itself = through(original._tokenizer)
+    assert itself.decode(ids) == original._tokenizer.decode(ids)
+
+
+def test_what_is_set_on_a_rust_tokenizer_and_leads_back_is_refused(original: Any) -> None:
+    original._tokenizer.owner = original
+    with pytest.raises(Unpicklable, match='that of transformers'):
+        through(original)
+
+
+@pytest.mark.skipif(int(transformers.__version__.partition('.')[0]) < 5, reason='another class, with the same method')
+def test_clip_decodes_as_without_the_cache() -> None:
+    words = ['l', 'o', 'w', 'l</w>', 'o</w>', 'w</w>', 'lo', 'low</w>', '<|startoftext|>', '<|endoftext|>']
+    t = transformers.CLIPTokenizer(vocab={w: i for i, w in enumerate(words)}, merges=[('l', 'o'), ('lo', 'w</w>')])
+    ids = t('low low').input_ids
+    back = through(t)
+    assert back.decode(ids) == t.decode(ids)
+    assert '</w>' not in back.decode(ids)
+    assert back.batch_decode([ids], skip_special_tokens=True) == ['low low']

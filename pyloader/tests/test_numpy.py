@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from roundtrip import roundtrip
+
+from overmind.errors import Unpicklable
 
 
 def test_an_array_and_its_tensor() -> None:
@@ -80,3 +84,35 @@ def test_any_pieces_of_two_arrays(pieces: list[tuple[int, tuple[bool, int, int, 
         assert x.strides == y.strides or x.size < 2  # of a single element it says nothing
     overlaps = [[[np.shares_memory(a, b) for a in both] for b in both] for both in as_arrays]
     assert overlaps[0] == overlaps[1]
+
+
+def test_arrays_over_a_file_are_refused(tmp_path: Path) -> None:
+    """What is written to them is to be in the file."""
+    np.save(tmp_path / 'a.npy', np.arange(6))
+    for mode in ('r+', 'r', 'c'):
+        mapped = np.load(tmp_path / 'a.npy', mmap_mode=mode)
+        for result in (mapped, [np.asarray(mapped)], {'part': np.asarray(mapped[1:3])}):
+            with pytest.raises(Unpicklable, match='maps a file'):
+                roundtrip(result)
+    with open(tmp_path / 'a.npy', 'r+b') as file, mmap.mmap(file.fileno(), 0) as memory:
+        whole = np.frombuffer(memory, dtype=np.uint8)
+        with pytest.raises(Unpicklable, match='maps a file'):
+            roundtrip([whole])
+        del whole
+
+
+@pytest.mark.parametrize('kind', ['bytes', 'flag', 'broadcast'])
+def test_arrays_that_cannot_be_written_to(kind: str) -> None:
+    a = np.arange(4, dtype=np.int16)
+    if kind == 'bytes':
+        a = np.frombuffer(a.tobytes(), dtype=np.int16)
+    elif kind == 'flag':
+        a.flags.writeable = False
+    else:
+        a = np.broadcast_to(a, (3, 4))
+    back, other = roundtrip([a, np.ones(2)])
+    assert back.tolist() == a.tolist()
+    assert (back.strides, back.flags.writeable) == (a.strides, False)
+    assert other.flags.writeable
+    with pytest.raises(ValueError, match='read-only'):
+        back[0] = 1

@@ -17,6 +17,7 @@ usage: overmind run [PYTHON OPTIONS] FILE [ARGUMENTS]
        overmind run --list
        overmind run --stop
        overmind gc [DIR] [--max-bytes SIZE] [--max-age TIME] [--dry-run]
+       overmind --version
 
 gc makes a cache smaller that is a plain folder; see overmind gc --help.
 
@@ -36,13 +37,23 @@ def main() -> NoReturn:
     if not words or words[0] in ('-h', '--help'):
         sys.stdout.write(_HELP)
         sys.exit(0 if words else 2)
+    if words[0] == '--version':
+        from overmind import __version__
+
+        sys.stdout.write(f'overmind {__version__}\n')
+        sys.exit(0)
     if words[0] == 'gc':
         from overmind import gc
 
         sys.exit(gc.main(words[1:]))
     if words[0] != 'run':
-        sys.exit(f'overmind: there is no command {words[0]!r}; see overmind --help')
+        _misused(f'overmind: there is no command {words[0]!r}; see overmind --help')
     _run(words[1:])
+
+
+def _misused(text: str) -> NoReturn:
+    sys.stderr.write(f'{text}\n')
+    sys.exit(2)
 
 
 def _run(words: list[str]) -> NoReturn:
@@ -55,10 +66,10 @@ def _run(words: list[str]) -> NoReturn:
 
         if first == '--explain':
             if not words[1:]:
-                sys.exit('overmind run: --explain needs a program')
+                _misused('overmind run: --explain needs a program')
             sys.exit(report.explain(parse(words[1:])))
         if words[1:]:
-            sys.exit(f'overmind run: nothing may follow {first}')
+            _misused(f'overmind run: nothing may follow {first}')
         sys.exit(report.show() if first == '--list' else report.stop_all())
     from overmind.run.client import run
 

@@ -1,8 +1,10 @@
-"""numpy arrays that a pickle would change: those that share memory with a tensor or with each other, or have gaps."""
+"""numpy arrays that a pickle would change: those that share memory with a tensor or with each other, have gaps, or are
+read-only."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -18,9 +20,27 @@ def is_array(kind: type) -> bool:
     return numpy is not None and kind is getattr(numpy, 'ndarray', None)
 
 
+MAPPED = 'a numpy array that maps a file, of which a copy would be cut off'
+
+
+def is_mapped(kind: type) -> bool:
+    memmap = getattr(sys.modules.get('numpy'), 'memmap', None)
+    return memmap is not None and issubclass(kind, memmap)
+
+
+def has_mapped(a: Any) -> bool:
+    """Whether the memory of an array is that of a file."""
+    while a is not None:
+        if isinstance(a, mmap.mmap) or is_mapped(type(a)):
+            return True
+        a = a.obj if isinstance(a, memoryview) else getattr(a, 'base', None)
+    return False
+
+
 def shared(arrays: Iterable[Any], storages: Iterable[torch.UntypedStorage]) -> dict[int, Place]:
-    """By id, the arrays whose memory something else has too, or that have gaps: a storage over all that hangs together,
-    and the offset in it. The storages are over the same memory as the arrays, and do not keep it alive."""
+    """By id, the arrays whose memory something else has too, that have gaps or are read-only: a storage over all that
+    hangs together, and the offset in it. The storages are over the same memory as the arrays, and do not keep it
+    alive."""
     distinct = {id(a): a for a in arrays}.values()
     spans: list[Span] = [(*_bounds(a), a) for a in distinct if a.size and not a.dtype.hasobject]
     if not spans:
@@ -40,7 +60,7 @@ def shared(arrays: Iterable[Any], storages: Iterable[torch.UntypedStorage]) -> d
 
 
 def _is_whole(a: Any) -> bool:
-    return a is None or a.flags.c_contiguous or a.flags.f_contiguous
+    return a is None or (a.flags.writeable and (a.flags.c_contiguous or a.flags.f_contiguous))
 
 
 def _over(group: list[Span]) -> dict[int, Place]:

@@ -67,14 +67,16 @@ class Pending(Kept, Waiting):
     def of(cls, tokenizer: Any) -> Pending:
         """Raises whatever pickling a part of the tokenizer raises, such as one that is written in Python."""
         parts = tokenizers.parts(tokenizer)
-        return cls(pickle.dumps((tokenizers.whole, (tokenizer,)) if parts is None else (tokenizers.build, parts), 5))
+        build = (tokenizers.whole, (tokenizer,)) if parts is None else (tokenizers.build, parts)
+        return cls(pickle.dumps((*build, tokenizers.attributes(tokenizer)), 5))
 
     def get(self) -> Any:
         """The tokenizer, built once."""
         with lock:
             if self._built is None:
-                build, arguments = pickle.loads(self.buffer())
+                build, arguments, attributes = pickle.loads(self.buffer())
                 self._built = build(*arguments)
+                tokenizers.set_attributes(self._built, attributes)
                 self.data = b''
             return self._built
 

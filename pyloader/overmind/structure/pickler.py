@@ -25,7 +25,7 @@ import torch
 from overmind.errors import Unpicklable
 from overmind.key.origin import MAIN, common_name
 from overmind.references import Path
-from overmind.structure import arrays, later, rebuild, script, sentinels, vocabularies
+from overmind.structure import arrays, hashes, later, rebuild, script, sentinels, vocabularies
 from overmind.structure.attributes import SETTER, Attributes, Setter
 from overmind.structure.constants import constants
 from overmind.structure.modules import file_of
@@ -119,6 +119,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return rebuild.module_filler, (obj.names, obj.kinds)
         if arrays.is_array(t):
             return self._array(obj)
+        if arrays.is_mapped(t):
+            raise Unpicklable(arrays.MAPPED)
         reduce = _BY_TYPE.get(t)
         if reduce is not None:
             return reduce(obj)
@@ -152,6 +154,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return later.reduced(obj, self._pending(obj._tokenizer))
         if vocabularies.is_tokenizer(t):
             return vocabularies.reduced(obj)
+        if hashes.has_one(t) and (found := hashes.reduced(obj)) is not None:
+            return found
         if t.__name__ == 'ExportedProgram' and t.__module__.startswith('torch.export'):
             data = io.BytesIO()
             torch.export.save(obj, data)
@@ -168,6 +172,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return found
 
     def _array(self, obj: Any) -> Any:
+        if arrays.has_mapped(obj):
+            raise Unpicklable(arrays.MAPPED)
         self.arrays.append(obj)
         found = self._shared.get(id(obj))
         if found is None:

@@ -7,8 +7,12 @@ Only where the tokenizer built this way is the same in every byte of its JSON; o
 from __future__ import annotations
 
 import ctypes
+import io
 import json
+import pickle
 from typing import Any
+
+from overmind.errors import Unpicklable
 
 _PARTS = ('normalizer', 'pre_tokenizer', 'post_processor', 'decoder')
 
@@ -83,3 +87,32 @@ def parts(t: Any) -> tuple[Any, ...] | None:
     except Exception:  # options that this version does not take: its own pickle serves
         same = False
     return found if same else None
+
+
+def attributes(t: Any) -> bytes:
+    """What somebody has set on a tokenizer, of which its own pickle has nothing: CLIP's gets a ``decode`` of its own,
+    which calls that of the class. Empty where there is nothing."""
+    found = getattr(t, '__dict__', None)
+    if not found:
+        return b''
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def persistent_id(self, obj: Any) -> Any:
+            if any(c.__name__ == 'PreTrainedTokenizerBase' for c in type(obj).__mro__):
+                raise Unpicklable('an attribute of a Rust tokenizer refers to that of transformers')
+            return True if obj is t else None
+
+    out = io.BytesIO()
+    Pickler(out, protocol=5).dump(dict(found))
+    return out.getvalue()
+
+
+def set_attributes(t: Any, data: bytes) -> None:
+    """Before that the tokenizer has none, so that its own methods are found where they are referred to."""
+    if not data:
+        return
+    unpickler = pickle.Unpickler(io.BytesIO(data))
+    unpickler.persistent_load = lambda _: t  # type: ignore[method-assign]
+    for name, value in unpickler.load().items():
+        setattr(t, name, value)

@@ -9,6 +9,7 @@ import sys
 import pytest
 from warmbench import PACKAGE, Bench, output
 
+import overmind
 from overmind.run.options import parse, why_plain
 
 
@@ -135,6 +136,18 @@ def test_sockets_are_private(bench: Bench) -> None:
     os.chmod(bench.runtime / 'overmind-run', 0o700)
 
 
+def test_usage_and_version(bench: Bench) -> None:
+    assert output(bench.warm('--list', 'x')) == (2, '', 'overmind run: nothing may follow --list\n')
+    for word, code, said in (
+        ('nope', 2, "overmind: there is no command 'nope'; see overmind --help\n"),
+        ('--version', 0, f'overmind {overmind.__version__}\n'),
+    ):
+        line = [sys.executable, '-c', 'from overmind.run.command import main; main()', word]
+        env = {**os.environ, 'PYTHONPATH': str(PACKAGE)}
+        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout + done.stderr) == (code, said)
+
+
 def test_explain_of_a_plain_run(bench: Bench) -> None:
-    assert output(bench.warm('--explain')) == (1, '', 'overmind run: --explain needs a program\n')
+    assert output(bench.warm('--explain')) == (2, '', 'overmind run: --explain needs a program\n')
     assert output(bench.warm('--explain', '-c', 'pass')) == (0, 'as plain python: the option -c\n', '')
