@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
+
+from overmind.errors import OvermindError
 
 Access = Literal['auto', 'map', 'fd', 'read']
 Where = Literal['auto', 'background', 'inline', 'subprocess']
@@ -166,4 +169,8 @@ def _uid_of(name: str) -> int:
 def _warn(name: str, text: str, rest: str) -> None:
     from overmind.logs import warn_once
 
-    warn_once(f'setting {name}={text}', f'{name}={text!r} is not understood; {rest}')
+    said = f'{name}={text!r} is not understood; {rest}'
+    with contextlib.suppress(ValueError):
+        if _flag(os.environ.get('OVERMIND_STRICT', '').strip()):
+            raise OvermindError(said)
+    warn_once(f'setting {name}={text}', said)

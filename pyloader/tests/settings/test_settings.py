@@ -97,6 +97,21 @@ def test_bad(said: list[str], monkeypatch: pytest.MonkeyPatch, name: str, text: 
     assert allowed in message
 
 
+@pytest.mark.parametrize(('name', 'text'), [('ACCESS', 'write'), ('WAIT', 'nan'), ('TRUST', 'nobody-of-that-name')])
+def test_bad_is_an_error_where_warnings_are(
+    said: list[str], monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    monkeypatch.setenv('OVERMIND_STRICT', '1')
+    monkeypatch.setenv('OVERMIND_' + name, text)
+    for _ in range(2):
+        with pytest.raises(OvermindError, match=f'OVERMIND_{name}={text!r} is not understood'):
+            settings.current()
+    assert not said
+    monkeypatch.setenv('OVERMIND_STRICT', 'x')  # says nothing of what to do
+    settings.current()
+    assert len(said) == 2
+
+
 def test_trust(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv('OVERMIND_TRUST', f' root, 4711,,nobody-of-that-name, {os.geteuid()}')
     assert settings.current().trust == tuple(dict.fromkeys((os.geteuid(), 0, 4711)))
