@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from overmind import logs, settings
+from overmind.errors import OvermindError
 
 
 @pytest.fixture
