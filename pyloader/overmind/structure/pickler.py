@@ -130,6 +130,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._script_module(obj, t)
         if isinstance(obj, torch.nn.Module):
             return self._module(obj, t)
+        if isinstance(obj, torch.optim.Optimizer) and t.__getstate__ is torch.optim.Optimizer.__getstate__:
+            # Its own state has neither hooks nor attributes, such as the step that a scheduler has wrapped.
+            return rebuild.optimizer, (t,), dict(vars(obj)), None, None, rebuild.set_dict
         if isinstance(obj, _OPEN) and not isinstance(obj, (io.BytesIO, io.StringIO)):
             raise Unpicklable(f'{_a(obj)} cannot be kept: it is open in this process')
         folder = _offload_folder(obj, t)

@@ -97,6 +97,18 @@ def bare(cls: Any) -> Any:
     return cls.__new__(cls)
 
 
+def optimizer(cls: Any) -> Any:
+    """A bare one. Its class runs hooks from the first instance on that a process makes."""
+    made = cls.__new__(cls)
+    made._patch_step_function()
+    return made
+
+
+def set_dict(obj: Any, state: dict[str, Any]) -> None:
+    vars(obj).clear()
+    vars(obj).update(state)
+
+
 def set_parametrized(module: Any, state: dict[str, Any]) -> None:
     """A module with parametrizations has a class of its own, made at run time from the base class."""
     from torch.nn.utils import parametrize
