@@ -48,7 +48,8 @@ def prepare(root: str) -> None:
         found = format_of(root)
         if found is None:
             raise StoreError(
-                f'{root} is neither a mount of overmind-fs, nor a cache without a daemon, nor an empty folder'
+                f'{root} is neither a mount of overmind-fs, nor a cache without a daemon, nor an empty folder; '
+                f'mount there (overmind-fs mount {root}), or set OVERMIND_ROOT to a folder of its own'
             )
     if found not in (None, FORMAT):
         raise StoreError(

@@ -311,7 +311,8 @@ class Store:
             errno.ENOTCONN: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
             errno.ECONNABORTED: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
             errno.ENOSPC: 'no room in the cache; see overmind-fs status, and --max-bytes of overmind-fs mount',
-            errno.EACCES: 'no permission; see the owner and the mode of it, and of the folders above it',
+            errno.EACCES: 'no permission; see the owner and the mode of it, and of the folders above it; a mount of '
+            'another user is for others only with --allow-other',
             errno.EFBIG: 'a file of it is larger than this process or the daemon may write: ulimit -f unlimited',
             errno.EDQUOT: 'this user has too many fills under way',
             errno.EPERM: f'not permitted; this entry, or all of {self.root}, belongs to another user{within()}',
