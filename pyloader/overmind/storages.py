@@ -60,12 +60,14 @@ class Mapped:
 
     def _tensors(self) -> tuple[list[Any], list[tuple[int, int]]]:
         import overmind_cext
+        from torch.utils.dlpack import from_dlpack
 
         m, torch = self._manifest, self._torch
         if m.packed is None or 'cpu' not in m.devices:
             return [None] * len(m.tensors), [(row, -1) for row in range(len(m.tensors))]
         dtypes = [_DLPACK.get(name) for name in m.dtypes]
-        make, parameter = torch._C._from_dlpack, torch.nn.Parameter
+        # The public one looks for what a capsule does not have.
+        make, parameter = getattr(torch._C, '_from_dlpack', None) or from_dlpack, torch.nn.Parameter
         return overmind_cext.tensors(self._arenas, m.packed, dtypes, m.devices.index('cpu'), make, parameter)
 
     def _window(self, row: int) -> Any:

@@ -131,3 +131,19 @@ def test_a_storage_and_its_tensor_stay_together() -> None:
     back, memory = roundtrip([weight, weight.untyped_storage()])
     assert memory.data_ptr() == back.data_ptr()
     assert memory._cdata == back.untyped_storage()._cdata
+
+
+def test_tensors_by_a_public_function_where_torch_has_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    make, made = torch._C._from_dlpack, []
+
+    def public(capsule: Any) -> torch.Tensor:
+        made.append(make(capsule))
+        return made[-1]
+
+    monkeypatch.delattr(torch._C, '_from_dlpack')
+    monkeypatch.setattr('torch.utils.dlpack.from_dlpack', public)
+    weight = nn.Parameter(torch.arange(4.0))
+    back = roundtrip(weight)
+    assert back is made[0]
+    assert type(back) is nn.Parameter
+    assert torch.equal(back, weight)
