@@ -1,11 +1,10 @@
-// Gives modules their attributes. A module of torch has a dozen empty containers, which took the unpickler as long as all
-// that is in a module.
+// Gives modules their attributes. A module of torch has a dozen empty containers, which are two fifths of a pickle of it.
 #pragma once
 
 #include <Python.h>
 
-// (template, kinds): a dict with every name that such a module has, in their order, and for each a class to be made
-// anew by calling it without arguments, or None.
+// self is (names, kinds): a dict with every name that such a module has, in their order, and one with the class of which
+// an empty object is to be made, for each name that has a container.
 inline PyObject *new_attributes(PyObject *self) {
   PyObject *names = PyTuple_GetItem(self, 0), *kinds = PyTuple_GetItem(self, 1);
   PyObject *attributes = PyDict_Copy(names);

@@ -29,7 +29,7 @@ class Mapped:
     def __init__(self, torch: Any, entry: OpenEntry, populate: bool = False, pin: Pin = 'off') -> None:
         import overmind_cext
 
-        self._torch, self._manifest, self._pin = torch, entry.manifest, pin
+        self._torch, self._manifest = torch, entry.manifest
         self._made: dict[int, Any] = {}
         self._whole: dict[int, Any] = {}  # storages of whole arenas
         self._owners: dict[int, Any] | None = None  # by row, the tensor that came with a storage
@@ -42,7 +42,7 @@ class Mapped:
             self._arenas.append(entry.store.patiently_with(fd, make) if copy and entry.store else make(fd))
         # At once: the helper needs capsules that are not consumed.
         self.tensors, self.rest = self._tensors()
-        self._to_devices()
+        self._to_devices(pin)
 
     def __getitem__(self, row: int) -> Any:
         found = self._made.get(row)
@@ -79,7 +79,7 @@ class Mapped:
             whole = self._whole[arena] = whole_storage(self._arenas[arena])
         return _cut(whole, offset, nbytes)
 
-    def _to_devices(self) -> None:
+    def _to_devices(self, pin: Pin) -> None:
         torch, m = self._torch, self._manifest
         if all(name == 'cpu' for name in m.devices):
             return
@@ -90,7 +90,7 @@ class Mapped:
                 continue
             source = self._window(row)
             target = self._made[row] = torch.UntypedStorage(nbytes, device=name)
-            if self._pin == 'off' or not name.startswith('cuda') or not nbytes:
+            if pin == 'off' or not name.startswith('cuda') or not nbytes:
                 target.copy_(source)
             else:
                 staged.setdefault(name, []).append((target, source))
@@ -98,7 +98,7 @@ class Mapped:
             from overmind.gpu.copies import copy_storages
 
             for name, pairs in staged.items():
-                copy_storages(torch, self._pin, name, pairs)
+                copy_storages(torch, pin, name, pairs)
 
 
 def _cut(whole: Any, offset: int, nbytes: int) -> Any:
