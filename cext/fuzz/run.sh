@@ -14,8 +14,8 @@ case $time in
 esac
 flags="-std=c++17 -O1 -g -Wall -Wextra -Werror -fno-omit-frame-pointer -fno-sanitize-recover=all -pthread"
 
-targets="arena tables"
-seconds=$(((seconds + 1) / 2))
+targets="arena names tables"
+seconds=$(((seconds + 2) / 3))
 
 echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char *, unsigned long) { return 0; }' >"$work/probe.cpp"
 clang=

@@ -3,9 +3,11 @@
 from ._helper import (
     agreement,
     check_tables,
+    kinds,
     live_mappings,
     map_arena,
     module_filler,
+    open_entry,
     released_mappings,
     start_copier,
     tensors,
@@ -16,9 +18,11 @@ from ._helper import (
 __all__ = [
     "agreement",
     "check_tables",
+    "kinds",
     "live_mappings",
     "map_arena",
     "module_filler",
+    "open_entry",
     "released_mappings",
     "start_copier",
     "tensors",

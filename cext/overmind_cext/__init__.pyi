@@ -4,9 +4,11 @@ from typing import Any, SupportsIndex, TypeAlias
 __all__ = [
     "agreement",
     "check_tables",
+    "kinds",
     "live_mappings",
     "map_arena",
     "module_filler",
+    "open_entry",
     "released_mappings",
     "start_copier",
     "tensors",
@@ -19,6 +21,19 @@ _Pieces: TypeAlias = Iterable[tuple[SupportsIndex, SupportsIndex, SupportsIndex]
 def map_arena(fd: int, nbytes: SupportsIndex, populate: bool = False, copy: bool = False, lease: int = -1) -> object:
     """A legacy "dltensor" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd. It keeps
     a duplicate of lease, or else of fd, open until the release."""
+
+def open_entry(
+    root: str, folder: str, hold: bool, seconds: float, /
+) -> tuple[tuple[int, int], int, str, int, tuple[tuple[int, int, int], ...], bytes, int, bytes, int] | None:
+    """The files of the entry in a folder below root, opened for reading in a thread of its own, which signals and a
+    daemon that hangs do not reach; None where that takes longer, and what is opened later is closed at once.
+
+    Device and time of the last change (ns) of the root; an errno, or 0, and the name in the folder that it is about,
+    or '' for the folder; the folder's descriptor, or -1; descriptor, owner and size of each arena, fewer than there
+    are if there was an error or the manifest cannot be read; content and owner of manifest and structure.pkl. The
+    descriptors are the caller's. hold: note the use, and lock the folder (shared) for as long as its descriptor lives;
+    else that is only good as a path. ENXIO: not a file; EFBIG: more than 1 GiB where that cannot be. RuntimeError where
+    no thread can be had."""
 
 _Tables: TypeAlias = tuple[bytes, bytes, bytes]
 
@@ -51,6 +66,9 @@ def unpack(data: bytes, layout: str, factor: int, /) -> tuple[Any, ...]:
     (0 where it is not there), s for a string ('' where it is not there), S for one that must be there, * for a list of
     strings, [...] for a list of tables, as tuples, {n} for the bytes of a vector of structs of n bytes, - for a field
     that is left out. All strings together may be as long as factor times the data."""
+
+def kinds(modules: Iterable[Any], /) -> tuple[set[bool], set[tuple[Any, Any, bool]]]:
+    """The training modes of modules and of all below them, and (dtype, device, requires_grad) of their tensors."""
 
 def module_filler(names: dict[str, object], kinds: dict[str, type], /) -> Callable[[object, dict[str, object]], None]:
     """A function of a module and attributes that sets all of its __dict__: a copy of names, a new object of its kind, a

@@ -7,11 +7,14 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <new>
+#include <string>
 #include <vector>
 
 #include <fcntl.h>
@@ -19,8 +22,10 @@
 
 #include "arena.h"
 #include "copier.h"
+#include "kinds.h"
 #include "mapping.h"
 #include "modules.h"
+#include "opening.h"
 #include "unpack.h"
 #include "views.h"
 
@@ -84,6 +89,77 @@ PyObject *map_arena(PyObject *, PyObject *args, PyObject *kwargs) {
   mapping.release();
   live.fetch_add(1);
   return capsule;
+}
+
+bool to_path(PyObject *object, std::string *out) {
+  PyObject *bytes;
+  if (!PyUnicode_FSConverter(object, &bytes)) return false;
+  *out = PyBytes_AsString(bytes);
+  Py_DECREF(bytes);
+  return true;
+}
+
+PyObject *to_bytes(const std::string &bytes) {
+  return PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
+}
+
+// The descriptors belong to the caller then, or are closed with what was opened where there is no memory.
+PyObject *to_result(Opened *opened) {
+  PyObject *arenas = PyTuple_New(static_cast<Py_ssize_t>(opened->arenas.size()));
+  for (size_t i = 0; arenas && i < opened->arenas.size(); i++) {
+    const OpenFile &arena = opened->arenas[i];
+    PyObject *row = Py_BuildValue("(iIK)", arena.fd.get(), arena.uid, static_cast<unsigned long long>(arena.nbytes));
+    if (!row || PyTuple_SetItem(arenas, static_cast<Py_ssize_t>(i), row) != 0) Py_CLEAR(arenas);
+  }
+  if (!arenas) return nullptr;
+  PyObject *result = Py_BuildValue(
+      "((KL)iNiNNINI)", static_cast<unsigned long long>(opened->device), static_cast<long long>(opened->mtime_ns),
+      opened->error, PyUnicode_DecodeFSDefault(opened->name.c_str()), opened->folder.get(), arenas,
+      to_bytes(opened->manifest_bytes), opened->manifest.uid, to_bytes(opened->structure_bytes), opened->structure.uid);
+  if (!result) return nullptr;
+  opened->folder.release();
+  for (OpenFile &arena : opened->arenas) arena.fd.release();
+  return result;
+}
+
+// None where it takes longer than until then.
+PyObject *wait_for(const std::shared_ptr<Opening> &opening, std::chrono::steady_clock::time_point until) {
+  using std::chrono::steady_clock;
+  bool done = false;
+  while (!done) {
+    const auto left = until - steady_clock::now();
+    if (left <= steady_clock::duration::zero()) break;
+    Py_BEGIN_ALLOW_THREADS;
+    // In parts: a signal wakes nobody here.
+    done = opening->wait(std::min<steady_clock::duration>(left, std::chrono::milliseconds(100)));
+    Py_END_ALLOW_THREADS;
+    if (!done && PyErr_CheckSignals() != 0) return nullptr;
+  }
+  if (done) return to_result(opening->found());
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+
+PyObject *open_entry(PyObject *, PyObject *args) {
+  using std::chrono::steady_clock;
+  PyObject *root, *folder;
+  int hold;
+  double seconds;
+  if (!PyArg_ParseTuple(args, "OOpd:open_entry", &root, &folder, &hold, &seconds)) return nullptr;
+  if (!(seconds > 0 && seconds < 1e9)) return PyErr_Format(PyExc_ValueError, "no such time: %S", PyTuple_GetItem(args, 3));
+  const auto time = std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(seconds));
+  try {
+    Asked asked;
+    if (!to_path(root, &asked.root) || !to_path(folder, &asked.folder)) return nullptr;
+    asked.hold = hold != 0;
+    const auto opening = std::make_shared<Opening>(asked);
+    if (const int error = Opening::start(opening)) {
+      return PyErr_Format(PyExc_RuntimeError, "no thread can be started: %s", std::strerror(error));
+    }
+    return wait_for(opening, steady_clock::now() + time);
+  } catch (const std::bad_alloc &) {
+    return PyErr_NoMemory();
+  }
 }
 
 PyObject *check_tables(PyObject *, PyObject *args) {
@@ -333,6 +409,9 @@ PyMethodDef methods[] = {
      "map_arena($module, fd, nbytes, populate=False, copy=False, lease=-1)\n--\n\n"
      "A legacy \"dltensor\" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd. It "
      "keeps a duplicate of lease, or else of fd, open until the release."},
+    {"open_entry", open_entry, METH_VARARGS,
+     "open_entry($module, root, folder, hold, seconds, /)\n--\n\n"
+     "What an entry in a folder below root consists of, opened in a thread of its own; None where that takes longer."},
     {"check_tables", check_tables, METH_VARARGS,
      "check_tables($module, tables, sizes, dtypes, devices, /)\n--\n\n"
      "ValueError for a row of a manifest that leads to nothing. tables are the bytes of (storages, tensors, dims), sizes "
@@ -346,6 +425,10 @@ PyMethodDef methods[] = {
      "module_filler($module, names, kinds, /)\n--\n\n"
      "A function of a module and a dict that sets all of its __dict__: a copy of names, for each name of kinds a new "
      "one of that class, and the dict over them."},
+    {"kinds", kinds, METH_O,
+     "kinds($module, modules, /)\n--\n\n"
+     "The set of training modes of modules and all below them, and that of (dtype, device, requires_grad) of their "
+     "tensors."},
     {"unpack", unpack, METH_VARARGS,
      "unpack($module, data, layout, factor, /)\n--\n\n"
      "A tuple with the fields of the root table of a FlatBuffer. A layout has a letter for each, in their order: I Q q d "

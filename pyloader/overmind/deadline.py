@@ -68,5 +68,10 @@ def guarded(
     if error:
         raise error.pop()
     if not result:
-        raise Hangs(f'{what} did not answer within {seconds:g} s; the daemon hangs')
+        raise Hangs(hanging(what, seconds))
     return result[0]
+
+
+def hanging(what: str, seconds: float) -> str:
+    """What to say of something that was touched in vain for so long."""
+    return f'{what} did not answer within {seconds:g} s; the daemon hangs'

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import json
 import os
@@ -26,9 +25,6 @@ FOLDERS = ('pipelines', 'staging', 'locks')
 MOUNT_TYPE = 'fuse.overmind-fs'
 MOUNT_POINT = 'user.overmind.mountpoint'  # set by the daemon on a folder before it is mounted there
 WRITTEN = 'written.json'
-
-# What opening or reading something that is not the kind of file that it should be ends in.
-WRONG_KIND = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
 
 _FORMAT_LINE = 'overmind-format: '
 _TAG_TEXT = f"""\
@@ -144,15 +140,6 @@ def _check_owner(path: str, info: os.stat_result, allowed: int = 0) -> None:
 
 
 # ---- reading
-
-
-def hold(folder: int) -> None:
-    """Note the use of an entry, and that it is in use for as long as this descriptor or a copy of it is open: for gc,
-    which may take the entry all the same if this comes too late, and then the files are not there any more."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    with contextlib.suppress(OSError):
-        os.utime(folder)
 
 
 def verify(folder: int, name: str, files: Iterable[str]) -> None:

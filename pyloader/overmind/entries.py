@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -14,7 +14,10 @@ from overmind.manifest import Manifest
 if TYPE_CHECKING:
     from overmind.store import Store
 
-MAX_BLOB = 1 << 30
+MAX_BLOB = 1 << 30  # as the helper has it
+
+# What opening or reading something that is not the kind of file that it should be ends in.
+WRONG_KIND = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
 
 # How arenas are reached: the kernel maps the daemon's memory through its files; the daemon passes its memory over a
 # socket; they are read into private memory, since a page-cache mapping would not survive the daemon; or there is no
@@ -26,6 +29,11 @@ def close(fd: int) -> None:
     """Close a file of the cache. A dead daemon answers with an error, and the descriptor is gone all the same."""
     with contextlib.suppress(OSError):
         os.close(fd)
+
+
+def close_all(fds: list[int]) -> None:
+    while fds:
+        close(fds.pop())
 
 
 @dataclass(slots=True)
@@ -46,30 +54,79 @@ class OpenEntry:
         return ['manifest', 'structure.pkl', *(os.path.join('tensors', a.name) for a in self.manifest.arenas)]
 
     def close(self) -> None:
-        for fds in (self.arenas, self.leases):
-            while fds:
-                close(fds.pop())
+        close_all(self.arenas)
+        close_all(self.leases)
         if self.folder >= 0:
             close(self.folder)
             self.folder = -1
 
 
-def close_entry(entry: OpenEntry | None) -> None:
-    if entry is not None:
-        entry.close()
+@dataclass(slots=True)
+class Opened:
+    """What the helper's open_entry has found in a folder; the descriptors are this object's until an entry has them."""
+
+    root: tuple[int, int]
+    error: int
+    name: str
+    folder: int
+    arenas: tuple[tuple[int, int, int], ...]
+    manifest: bytes
+    owner: int
+    structure: bytes
+    author: int
+
+    def is_missing(self) -> bool:
+        return self.error == errno.ENOENT and self.name in ('', 'manifest')
+
+    def check(self, base: str) -> None:
+        """Raises CorruptEntry for an entry that is not whole, OSError where the store failed."""
+        path = os.path.join(base, self.name)
+        if not self.error:
+            return
+        if self.error == errno.ENOTDIR and not self.name:
+            raise CorruptEntry(f'{base} is not a folder')
+        if self.error in WRONG_KIND:
+            raise CorruptEntry(f'{path} is not a file')
+        if self.error == errno.EFBIG:
+            raise CorruptEntry(f'{path} has more than 1 GiB')
+        if self.error == errno.ENOENT and self.name:
+            raise CorruptEntry(f'{path} is missing')
+        raise OSError(self.error, os.strerror(self.error), path if self.name else base)
+
+    def entry(self, manifest: Manifest, access: Way, store: Store) -> OpenEntry:
+        """The entry, if it is what its manifest says. Raises CorruptEntry."""
+        if len(self.arenas) != len(manifest.arenas):
+            raise CorruptEntry(f'{manifest.id}: the names of its arenas cannot be read')
+        for a, (_, uid, nbytes) in zip(manifest.arenas, self.arenas, strict=True):
+            if uid not in (self.owner, 0):
+                raise CorruptEntry(f'the manifest belongs to uid {self.owner}, {a.name} to uid {uid}')
+            check_size(a.name, nbytes, a.nbytes)
+        if self.author != self.owner:
+            raise CorruptEntry(f'structure.pkl belongs to uid {self.author}, the manifest to uid {self.owner}')
+        check_size('structure.pkl', len(self.structure), manifest.structure_nbytes)
+        entry = OpenEntry(manifest, self.structure, [fd for fd, _, _ in self.arenas], self.owner, access, store=store)
+        self.arenas = ()
+        if not store.is_mount:
+            entry.folder, self.folder = self.folder, -1
+            try:
+                for _ in entry.arenas:
+                    entry.leases.append(os.dup(entry.folder))
+            except BaseException:
+                entry.close()
+                raise
+        return entry
+
+    def close(self) -> None:
+        for fd, _, _ in self.arenas:
+            close(fd)
+        if self.folder >= 0:
+            close(self.folder)
+        self.arenas, self.folder = (), -1
 
 
 def check_size(name: str, nbytes: int, said: int) -> None:
     if nbytes != said:
         raise CorruptEntry(f'{name} has {nbytes} bytes, the manifest says {said}')
-
-
-def check_file(name: str, info: os.stat_result, said: int, owner: int) -> None:
-    if not stat.S_ISREG(info.st_mode):
-        raise CorruptEntry(f'{name} is not a file')
-    if info.st_uid not in (owner, 0):
-        raise CorruptEntry(f'the manifest belongs to uid {owner}, {name} to uid {info.st_uid}')
-    check_size(name, info.st_size, said)
 
 
 def is_still(folder: str, at: int) -> bool:
@@ -80,9 +137,9 @@ def is_still(folder: str, at: int) -> bool:
         return False
 
 
-def read_file(path: str, at: int | None = None) -> tuple[bytes, int]:
-    """Content and owner of a small file, in as few calls as that takes; at is the folder that path starts from."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+def read_file(path: str) -> tuple[bytes, int]:
+    """Content and owner of a small file, in as few calls as that takes."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         st = os.fstat(fd)
         if st.st_size > MAX_BLOB:

@@ -27,6 +27,7 @@ def get_ready() -> None:
 @lru_cache(maxsize=1)
 def _prepare() -> Store | None:
     """The store in use, if any."""
+    import overmind.structure.hashes
     import overmind.structure.later
     import overmind.structure.rebuild
     import overmind.structure.unpickle

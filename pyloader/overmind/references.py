@@ -12,7 +12,6 @@ import functools
 import hashlib
 import inspect
 import marshal
-import operator
 import pickle
 import re
 import sys
@@ -34,7 +33,6 @@ _NAMED = (
 )  # fmt: skip
 # What marshal writes as it is.
 _PLAIN: tuple[Any, ...] = (bool, str, bytes, int, float, complex)
-_kind = operator.attrgetter('dtype', 'device', 'requires_grad')
 
 
 class Registry:
@@ -136,22 +134,9 @@ def _kinds(obj: Any) -> str:
     torch = sys.modules.get('torch')
     if torch is None:
         return ''
-    todo = [part for _, part in _components(obj) if isinstance(part, torch.nn.Module)]
-    seen = {id(None)}
-    modes: set[bool] = set()
-    tensors: list[Any] = []
-    for module in todo:  # which grows meanwhile
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        modes.add(module.training)
-        if own := module._parameters:
-            tensors += own.values()
-        if own := module._buffers:
-            tensors += own.values()
-        if own := module._modules:
-            todo += own.values()
-    kinds = set(map(_kind, [t for t in tensors if t is not None]))
+    from overmind_cext import kinds as kinds_of
+
+    modes, kinds = kinds_of([part for _, part in _components(obj) if isinstance(part, torch.nn.Module)])
     found = {(mode,) for mode in modes} | {(dtype, device.type, grad) for dtype, device, grad in kinds}
     return hashlib.sha256(repr(sorted(map(repr, found))).encode()).hexdigest()[:8] if found else ''
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from overmind import directory
-from overmind.entries import OpenEntry, close, close_entry
+from overmind.entries import OpenEntry, close
 from overmind.errors import StoreError
 from overmind.locks import keep_from_children, let_children_have
 from overmind.store import Store
@@ -134,8 +134,7 @@ class Staging:
             for folder, _, names in os.walk(self.path):
                 for n in names:
                     os.chmod(os.path.join(folder, n), 0o444)
-        entry = self.store.guard(lambda: self.store.open(f'staging/{self.name}', missing_ok=False), late=close_entry)
-        assert entry is not None
+        entry = self.store.staged(self.name)
         self.files = entry.files()
         return entry
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import errno
 import functools
 import os
 import stat
@@ -16,14 +15,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from overmind_cext import open_entry
+
 from overmind import directory
-from overmind.deadline import guarded
-from overmind.entries import OpenEntry, Way, check_file, check_size, close, close_entry, is_still, read_file
+from overmind.advice import meaning
+from overmind.deadline import guarded, hanging
+from overmind.entries import Opened, OpenEntry, Way, check_size, close, close_all, is_still, read_file
 from overmind.errors import CorruptEntry, Hangs, StillHangs, StoreError
 from overmind.locks import Lock, hold, keep_from_children, let_children_have
 from overmind.logs import warn_once
 from overmind.manifest import Manifest, decode
-from overmind.users import outer, within
+from overmind.users import outer
 
 if TYPE_CHECKING:
     from overmind.control.client import Place
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 T = TypeVar('T')
 
 HANG_PAUSE = 20.0  # seconds for which a daemon that hung is left alone: each touch costs the whole deadline
-_REPLACED_AT_MOST = 3  # times while one reader opens an entry
 
 
 class Store:
@@ -61,10 +62,11 @@ class Store:
         """The entry of this user or else of the first trusted one who has it, or None. Raises CorruptEntry or
         StoreError."""
 
-        entry = self.guard(
-            lambda: self._first(id, trust, lambda name: self.open(f'pipelines/{name}', missing_ok=True)),
-            late=close_entry,
-        )
+        self._look_at_root()
+        try:
+            entry = self._first(id, trust, lambda name: self._open(f'pipelines/{name}', missing_ok=True))
+        except OSError as e:
+            raise self.explain(e) from e
         if entry is not None and entry.folder >= 0:
             # May take seconds, and no daemon can hang.
             try:
@@ -81,7 +83,6 @@ class Store:
 
     def _first(self, id: str, trust: Sequence[int], look: Callable[[str], T | None]) -> T | None:
         """What look finds under this user's name of an id, or else under that of the first trusted one."""
-        self._check_root()
         found = look(self.name(id))
         others = dict.fromkeys(self.name(id, uid) for uid in trust)
         others.pop(self.name(id), None)
@@ -112,7 +113,11 @@ class Store:
                 raise CorruptEntry(f'{e.filename} is missing') from e
             return manifest, owner
 
-        return self.guard(lambda: self._first(id, trust, whole))
+        def look() -> tuple[Manifest, int] | None:
+            self._check_root()
+            return self._first(id, trust, whole)
+
+        return self.guard(look)
 
     def beginning_with(self, prefix: str, limit: int) -> list[Manifest]:
         """The manifests of the newest entries whose ids begin like that; those that cannot be read are left out."""
@@ -134,88 +139,93 @@ class Store:
 
         return self.guard(look)
 
-    def _manifest(self, folder: str, at: int | None = None) -> tuple[Manifest, int]:
-        path = os.path.join(self.root, folder, 'manifest')
-        data, owner = read_file(path) if at is None else read_file('manifest', at)
+    def _manifest(self, folder: str) -> tuple[Manifest, int]:
+        data, owner = read_file(os.path.join(self.root, folder, 'manifest'))
+        return self._decoded(data, folder), owner
+
+    def _decoded(self, data: bytes, folder: str) -> Manifest:
         manifest = decode(data)
         if manifest.id != os.path.basename(folder):
-            raise CorruptEntry(f'{path} is that of {manifest.id!r}')
-        return manifest, owner
+            raise CorruptEntry(f'{os.path.join(self.root, folder, "manifest")} is that of {manifest.id!r}')
+        return manifest
 
-    def open(self, folder: str, missing_ok: bool) -> OpenEntry | None:
-        """The entry in a folder of the root, without a deadline. Raises OSError beside what read raises."""
-        self._check_root()
-        base = os.path.join(self.root, folder)
-        # A plain directory is also locked through it; a daemon need not be asked to open it.
-        access = os.O_PATH if self.is_mount else os.O_RDONLY
-        for _ in range(_REPLACED_AT_MOST):
+    def staged(self, name: str) -> OpenEntry:
+        """A fill under way, as a reader will find it. Raises as read does."""
+        self._look_at_root()
+        try:
+            entry = self._open(f'staging/{name}', missing_ok=False)
+        except OSError as e:
+            raise self.explain(e) from e
+        assert entry is not None
+        return entry
+
+    def _open(self, folder: str, missing_ok: bool) -> OpenEntry | None:
+        """The entry in a folder of the root. Raises OSError beside what read raises."""
+        opened = self._opened(folder)
+        if opened.root != self._seen:  # another daemon
+            opened.close()
+            self.guard(self._check_root)
+            opened = self._opened(folder)
+        try:
+            if missing_ok and opened.is_missing():
+                return None
+            base = os.path.join(self.root, folder)
+            if not opened.manifest:
+                opened.check(base)
+            manifest = self._decoded(opened.manifest, folder)
+            opened.check(base)
+            entry = opened.entry(manifest, self.way, self)
+        finally:
+            opened.close()
+        if self.way == 'fd':
             try:
-                at = os.open(base, access | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except FileNotFoundError:
-                if missing_ok:
+                self._pass(entry, folder)
+            except BaseException as e:
+                entry.close()
+                if missing_ok and isinstance(e, FileNotFoundError):  # evicted in between
                     return None
                 raise
-            except NotADirectoryError as e:
-                raise CorruptEntry(f'{base} is not a folder') from e
-            try:
-                return self._open_at(at, folder)
-            except FileNotFoundError as e:
-                # Evicted or replaced between two opens, or really incomplete?
-                if not missing_ok or is_still(base, at):
-                    if missing_ok and e.filename == 'manifest':
-                        return None
-                    raise CorruptEntry(f'{os.path.join(base, str(e.filename))} is missing') from e
-            except OSError as e:
-                if e.errno in directory.WRONG_KIND:
-                    raise CorruptEntry(f'{os.path.join(base, str(e.filename or ""))} is not a file') from e
-                raise
-            finally:
-                close(at)
-        return None
-
-    def _open_at(self, at: int, folder: str) -> OpenEntry:
-        """Every file through the folder's own descriptor, so that a replaced entry is never mixed with the new one."""
-        if not self.is_mount:
-            directory.hold(at)
-        manifest, owner = self._manifest(folder, at)
-        entry = OpenEntry(manifest, b'', [], owner, self.way, store=self)
-        try:
-            for a in manifest.arenas:
-                fd = os.open(os.path.join('tensors', a.name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-                entry.arenas.append(fd)
-                check_file(a.name, os.fstat(fd), a.nbytes, owner)
-            entry.structure, author = read_file('structure.pkl', at)
-            if author != owner:
-                raise CorruptEntry(f'structure.pkl belongs to uid {author}, the manifest to uid {owner}')
-            check_size('structure.pkl', len(entry.structure), manifest.structure_nbytes)
-            if self.way == 'fd':
-                self._pass(entry, folder)
-            if not self.is_mount:
-                entry.folder = os.dup(at)
-                entry.leases = [os.dup(at) for _ in entry.arenas]
-        except BaseException:
-            entry.close()
-            raise
         return entry
+
+    def _opened(self, folder: str) -> Opened:
+        self._raise_if_hung()
+        try:
+            found = open_entry(self.root, folder, not self.is_mount, self.deadline)
+        except RuntimeError as e:
+            raise StoreError(f'{self.root} is not touched without a thread to do it: {e}') from e
+        if found is None:
+            self._has_hung()
+            raise Hangs(hanging(self.root, self.deadline))
+        return Opened(*found)
 
     def _pass(self, entry: OpenEntry, folder: str) -> None:
         """Put the daemon's memory in the place of the arenas' files, which stay open as leases; where the socket fails,
         the files are read."""
         place, id = os.path.split(folder)
-        memory: list[int] = []
-        try:
-            for a, handle in zip(entry.manifest.arenas, entry.arenas, strict=True):
-                memory.append(self.memory('staging' if place == 'staging' else 'pipelines', id, a.name, handle))
-                check_size(a.name, os.fstat(memory[-1]).st_size, a.nbytes)
-        except BaseException as e:
-            for fd in memory:
-                close(fd)
-            if isinstance(e, (FileNotFoundError, CorruptEntry)) or not isinstance(e, (OSError, StoreError)):
+        pairs = list(zip(entry.manifest.arenas, entry.arenas, strict=True))
+
+        def ask() -> list[int]:
+            memory: list[int] = []
+            try:
+                for a, handle in pairs:
+                    memory.append(self.memory('staging' if place == 'staging' else 'pipelines', id, a.name, handle))
+                    check_size(a.name, os.fstat(memory[-1]).st_size, a.nbytes)
+            except BaseException:
+                close_all(memory)
                 raise
+            return memory
+
+        try:
+            entry.arenas, entry.leases = self._guarded(ask, close_all), entry.arenas
+        except (FileNotFoundError, CorruptEntry, Hangs):
+            raise
+        except (OSError, StoreError) as e:
             self.socket_failed(e)
             entry.access = 'read'
-        else:
-            entry.arenas, entry.leases = memory, entry.arenas
+
+    def _look_at_root(self) -> None:
+        if self._seen is None:
+            self.guard(self._check_root)
 
     def _check_root(self) -> None:
         """Is it there, and how are its arenas reached? Asked again when another daemon is there: the kernel remembers
@@ -270,16 +280,26 @@ class Store:
         return 'read'
 
     def guard(self, work: Callable[[], T], seconds: float = 0, late: Callable[[T], None] | None = None) -> T:
-        left = self._hung_until - time.monotonic()
-        if left > 0:
-            raise StillHangs(f'{self.root} did not answer; the daemon is tried again in {left:.0f} s')
+        try:
+            return self._guarded(work, late, seconds)
+        except OSError as e:
+            raise self.explain(e) from e
+
+    def _guarded(self, work: Callable[[], T], late: Callable[[T], None] | None, seconds: float = 0) -> T:
+        self._raise_if_hung()
         try:
             return guarded(self.root, seconds or self.deadline, work, late)
         except Hangs:
-            self._hung_until = time.monotonic() + HANG_PAUSE
+            self._has_hung()
             raise
-        except OSError as e:
-            raise self.explain(e) from e
+
+    def _raise_if_hung(self) -> None:
+        left = self._hung_until - time.monotonic()
+        if left > 0:
+            raise StillHangs(f'{self.root} did not answer; the daemon is tried again in {left:.0f} s')
+
+    def _has_hung(self) -> None:
+        self._hung_until = time.monotonic() + HANG_PAUSE
 
     def patiently(self, work: Callable[[], T], late: Callable[[T], None] | None = None) -> T:
         """work(), which may take long, as making room for gigabytes does, for as long as the daemon answers others."""
@@ -287,7 +307,7 @@ class Store:
         try:
             return guarded(self.root, self.deadline, work, late, lambda: guarded(self.root, self.deadline, answers))
         except Hangs:
-            self._hung_until = time.monotonic() + HANG_PAUSE
+            self._has_hung()
             raise
 
     def patiently_with(self, fd: int, work: Callable[[int], T]) -> T:
@@ -307,23 +327,7 @@ class Store:
 
     def explain(self, e: OSError) -> StoreError:
         """What an error of a file operation means to a user, and what to do."""
-        advice = {
-            errno.ENOTCONN: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
-            errno.ECONNABORTED: f'the daemon is gone; start it again: overmind-fs mount {self.root}',
-            errno.ENOSPC: 'no room in the cache; see overmind-fs status, and --max-bytes of overmind-fs mount',
-            errno.EACCES: 'no permission; see the owner and the mode of it, and of the folders above it; a mount of '
-            'another user is for others only with --allow-other',
-            errno.EFBIG: 'a file of it is larger than this process or the daemon may write: ulimit -f unlimited',
-            errno.EDQUOT: 'this user has too many fills under way',
-            errno.EPERM: f'not permitted; this entry, or all of {self.root}, belongs to another user{within()}',
-            errno.EINVAL: 'the cache refuses it; the log of overmind-fs says why',
-            errno.ETXTBSY: 'it is still open for writing, here or in a child process',
-            errno.EBUSY: 'it is still mapped for writing, here or in a child process',
-        }
-        if not self.is_mount:
-            advice[errno.ENOSPC] = f'no room in the cache: the disk is full; overmind gc --max-bytes SIZE {self.root}'
-        text = advice.get(e.errno or 0, f'{e.strerror or e}')
-        return StoreError(f'{e.filename or self.root}: {text}')
+        return StoreError(f'{e.filename or self.root}: {meaning(e, self.root, self.is_mount)}')
 
     # ---- single flight
 

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from overmind import cache, chance, statistics, store
+from overmind import cache, chance, statistics
 from overmind.api import load, stats
 from overmind.errors import Bypass, StoreError
 
@@ -353,19 +355,23 @@ def test_an_entry_that_is_replaced_while_it_is_opened_is_never_mixed(
     old, new = (m[0].weight.detach().numpy().tobytes() for m in (make(checkpoint), other))
     assert arena.read_bytes().count(old) == 1
     arena.write_bytes(arena.read_bytes().replace(old, new))
-    read, swapped = store.read_file, []
+    (old_arena,) = (entry / 'tensors').iterdir()
+    old_arena.unlink()
+    os.mkfifo(old_arena)  # to open it is to wait for somebody who writes
+    running = len(os.listdir('/proc/self/task'))
 
-    def swap(path: str, at: int | None = None) -> tuple[bytes, int]:
-        found = read(path, at)
-        if path == 'manifest' and not swapped:
-            swapped.append(entry.rename(root / 'staging' / 'old'))
-            replacement.rename(entry)
-            shutil.rmtree(swapped[0])
-        return found
+    def swap() -> None:
+        while len(os.listdir('/proc/self/task')) < running + 2:
+            time.sleep(0.01)
+        time.sleep(0.3)  # the manifest is read, and the arena being opened
+        old = entry.rename(root / 'staging' / 'old')
+        replacement.rename(entry)
+        os.close(os.open(old / 'tensors' / old_arena.name, os.O_WRONLY | os.O_NONBLOCK))
 
-    monkeypatch.setattr(store, 'read_file', swap)
+    swapping = threading.Thread(target=swap)
+    swapping.start()
     found = load(make, checkpoint)
-    assert swapped
+    swapping.join()
     assert torch.equal(found[0].weight, other[0].weight)
     assert counts() == (1, 1, 0)
 

@@ -15,6 +15,7 @@ from fake import FakeDaemon, eventually
 def daemon(tmp_path: pathlib.Path) -> Iterator[FakeDaemon]:
     root = tmp_path / 'root'
     root.mkdir(exist_ok=True)
+    gc.collect()
     before = len(os.listdir('/proc/self/fd'))
     fake = FakeDaemon(root, tmp_path)
     yield fake
