@@ -22,18 +22,21 @@ def map_arena(fd: int, nbytes: SupportsIndex, populate: bool = False, copy: bool
     """A legacy "dltensor" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd. It keeps
     a duplicate of lease, or else of fd, open until the release."""
 
+_Arenas: TypeAlias = tuple[tuple[int, int, int], ...]
+
 def open_entry(
     root: str, folder: str, hold: bool, seconds: float, /
-) -> tuple[tuple[int, int], int, str, int, tuple[tuple[int, int, int], ...], bytes, int, bytes, int] | None:
+) -> tuple[tuple[int, int], int, str, object, int, _Arenas, bytes, int, bytes, int] | None:
     """The files of the entry in a folder below root, opened for reading in a thread of its own, which signals and a
     daemon that hangs do not reach; None where that takes longer, and what is opened later is closed at once.
 
     Device and time of the last change (ns) of the root; an errno, or 0, and the name in the folder that it is about,
-    or '' for the folder; the folder's descriptor, or -1; descriptor, owner and size of each arena, fewer than there
-    are if there was an error or the manifest cannot be read; content and owner of manifest and structure.pkl. The
-    descriptors are the caller's. hold: note the use, and lock the folder (shared) for as long as its descriptor lives;
-    else that is only good as a path. ENXIO: not a file; EFBIG: more than 1 GiB where that cannot be. RuntimeError where
-    no thread can be had."""
+    or '' for the folder; an object that keeps the descriptors open, and closes them when it is gone; that of the
+    folder, or -1; descriptor, owner and size of each arena, fewer than there are if there was an error or the manifest
+    cannot be read; content and owner of manifest and structure.pkl.
+
+    hold: note the use, and lock the folder (shared) for as long as it is open; else its descriptor is only good as a
+    path. ENXIO: not a file; EFBIG: more than 1 GiB where that cannot be. RuntimeError where no thread can be had."""
 
 _Tables: TypeAlias = tuple[bytes, bytes, bytes]
 

@@ -103,23 +103,27 @@ PyObject *to_bytes(const std::string &bytes) {
   return PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
 }
 
-// The descriptors belong to the caller then, or are closed with what was opened where there is no memory.
-PyObject *to_result(Opened *opened) {
+constexpr char kOpenedName[] = "overmind_cext.opened";
+
+void let_go(PyObject *capsule) { delete static_cast<Opened *>(PyCapsule_GetPointer(capsule, kOpenedName)); }
+
+// Descriptors are numbers beside an object that has them: a signal may come between this and any other call.
+PyObject *to_result(Opened *found) {
+  const std::string manifest = std::move(found->manifest), structure = std::move(found->structure);
+  auto owned = std::make_unique<Opened>(std::move(*found));
+  PyObject *files = PyCapsule_New(owned.get(), kOpenedName, let_go);
+  if (!files) return nullptr;
+  const Opened *opened = owned.release();
   PyObject *arenas = PyTuple_New(static_cast<Py_ssize_t>(opened->arenas.size()));
   for (size_t i = 0; arenas && i < opened->arenas.size(); i++) {
     const OpenFile &arena = opened->arenas[i];
     PyObject *row = Py_BuildValue("(iIK)", arena.fd.get(), arena.uid, static_cast<unsigned long long>(arena.nbytes));
     if (!row || PyTuple_SetItem(arenas, static_cast<Py_ssize_t>(i), row) != 0) Py_CLEAR(arenas);
   }
-  if (!arenas) return nullptr;
-  PyObject *result = Py_BuildValue(
-      "((KL)iNiNNINI)", static_cast<unsigned long long>(opened->device), static_cast<long long>(opened->mtime_ns),
-      opened->error, PyUnicode_DecodeFSDefault(opened->name.c_str()), opened->folder.get(), arenas,
-      to_bytes(opened->manifest_bytes), opened->manifest.uid, to_bytes(opened->structure_bytes), opened->structure.uid);
-  if (!result) return nullptr;
-  opened->folder.release();
-  for (OpenFile &arena : opened->arenas) arena.fd.release();
-  return result;
+  return Py_BuildValue(
+      "((KL)iNNiNNINI)", static_cast<unsigned long long>(opened->device), static_cast<long long>(opened->mtime_ns),
+      opened->error, PyUnicode_DecodeFSDefault(opened->name.c_str()), files, opened->folder.get(), arenas,
+      to_bytes(manifest), opened->owner, to_bytes(structure), opened->author);
 }
 
 // None where it takes longer than until then.
@@ -146,8 +150,8 @@ PyObject *open_entry(PyObject *, PyObject *args) {
   int hold;
   double seconds;
   if (!PyArg_ParseTuple(args, "OOpd:open_entry", &root, &folder, &hold, &seconds)) return nullptr;
-  if (!(seconds > 0 && seconds < 1e9)) return PyErr_Format(PyExc_ValueError, "no such time: %S", PyTuple_GetItem(args, 3));
-  const auto time = std::chrono::duration_cast<steady_clock::duration>(std::chrono::duration<double>(seconds));
+  if (!(seconds > 0)) return PyErr_Format(PyExc_ValueError, "no such time: %S", PyTuple_GetItem(args, 3));
+  const std::chrono::duration<double> time(std::min(seconds, 1e9));
   try {
     Asked asked;
     if (!to_path(root, &asked.root) || !to_path(folder, &asked.folder)) return nullptr;
@@ -156,7 +160,7 @@ PyObject *open_entry(PyObject *, PyObject *args) {
     if (const int error = Opening::start(opening)) {
       return PyErr_Format(PyExc_RuntimeError, "no thread can be started: %s", std::strerror(error));
     }
-    return wait_for(opening, steady_clock::now() + time);
+    return wait_for(opening, steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(time));
   } catch (const std::bad_alloc &) {
     return PyErr_NoMemory();
   }

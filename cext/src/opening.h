@@ -66,9 +66,9 @@ struct Opened {
   int error = 0;                     // an errno, and the name of what it is about: in the folder, or "" for the folder
   std::string name;
   Descriptor folder;
-  OpenFile manifest, structure;  // without their descriptors
-  std::string manifest_bytes, structure_bytes;
-  std::vector<OpenFile> arenas;  // fewer than the manifest has where it cannot be read
+  std::string manifest, structure;
+  uint32_t owner = 0, author = 0;  // of these two
+  std::vector<OpenFile> arenas;    // fewer than the manifest has where it cannot be read
 };
 
 // The names of the arenas in a manifest whose bytes may be anything. False where they cannot be read, or are none of
@@ -109,8 +109,7 @@ class Opener {
     out->mtime_ns = root.st_mtim.tv_sec * int64_t{1000000000} + root.st_mtim.tv_nsec;
     const std::string path = asked_.root + "/" + asked_.folder;
     for (int i = 0; i < kReplacedAtMost; i++) {
-      out->arenas.clear();
-      out->name.clear();
+      forget(out);
       // A plain directory is also locked through it; a daemon need not be asked to open it.
       const int access = asked_.hold ? O_RDONLY : O_PATH;
       out->folder = Descriptor(::open(path.c_str(), access | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -121,13 +120,20 @@ class Opener {
       at_ = out->folder.get();
       out->error = files(out);
       // Every file is of the same folder; evicted or replaced in between, it is opened once more.
-      if (out->error == 0 || is_still(path.c_str())) return;
+      if (out->error == 0 || !is_replaced(path.c_str())) return;
     }
+    forget(out);
     out->error = ENOENT;
-    out->name.clear();
   }
 
  private:
+  static void forget(Opened *out) {
+    out->name.clear();
+    out->manifest.clear();
+    out->structure.clear();
+    out->arenas.clear();
+  }
+
   int files(Opened *out) {
     if (asked_.hold) {
       // For gc, which may take the entry all the same if this comes too late: the files are not there any more then.
@@ -135,9 +141,9 @@ class Opener {
       futimens(at_, nullptr);
     }
     out->name = "manifest";
-    if (const int error = blob("manifest", &out->manifest, &out->manifest_bytes)) return error;
+    if (const int error = blob("manifest", &out->manifest, &out->owner)) return error;
     std::vector<std::string> names;
-    arena_names(out->manifest_bytes.data(), out->manifest_bytes.size(), &names);
+    arena_names(out->manifest.data(), out->manifest.size(), &names);
     for (const std::string &name : names) {
       out->name = "tensors/" + name;
       OpenFile arena;
@@ -145,29 +151,44 @@ class Opener {
       out->arenas.push_back(std::move(arena));
     }
     out->name = "structure.pkl";
-    return blob("structure.pkl", &out->structure, &out->structure_bytes);
+    return blob("structure.pkl", &out->structure, &out->author);
   }
 
   int open(const char *name, OpenFile *out) {
     out->fd = Descriptor(openat(at_, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
     if (out->fd.get() < 0) return errno;
-    // Not fstat: that also asks for the time of the last access, which the kernel asks the daemon for.
-    struct statx is;
-    if (statx(out->fd.get(), "", AT_EMPTY_PATH, STATX_TYPE | STATX_UID | STATX_SIZE, &is) != 0) return errno;
-    if (!S_ISREG(is.stx_mode)) return ENXIO;
-    out->uid = is.stx_uid;
-    out->nbytes = is.stx_size;
+    uint32_t mode;
+    if (!examine(out, &mode)) return errno;
+    if (!S_ISREG(mode)) return ENXIO;
     return 0;
   }
 
-  int blob(const char *name, OpenFile *out, std::string *bytes) {
-    if (const int error = open(name, out)) return error;
-    const Descriptor fd = std::move(out->fd);
-    if (out->nbytes > kMaxBlob) return EFBIG;
-    bytes->resize(out->nbytes);
+  // Not by fstat, if that can be: it also asks for the time of the last access, for which the kernel asks the daemon.
+  static bool examine(OpenFile *out, uint32_t *mode) {
+    struct statx is;
+    if (statx(out->fd.get(), "", AT_EMPTY_PATH, STATX_TYPE | STATX_UID | STATX_SIZE, &is) == 0) {
+      *mode = is.stx_mode;
+      out->uid = is.stx_uid;
+      out->nbytes = is.stx_size;
+      return true;
+    }
+    struct stat st;
+    if ((errno != EPERM && errno != ENOSYS) || fstat(out->fd.get(), &st) != 0) return false;  // a filter of system calls
+    *mode = st.st_mode;
+    out->uid = st.st_uid;
+    out->nbytes = static_cast<uint64_t>(st.st_size);
+    return true;
+  }
+
+  int blob(const char *name, std::string *bytes, uint32_t *uid) {
+    OpenFile file;
+    if (const int error = open(name, &file)) return error;
+    if (file.nbytes > kMaxBlob) return EFBIG;
+    *uid = file.uid;
+    bytes->resize(file.nbytes);
     size_t have = 0;
     while (have < bytes->size()) {
-      const ssize_t n = read(fd.get(), bytes->data() + have, bytes->size() - have);
+      const ssize_t n = read(file.fd.get(), bytes->data() + have, bytes->size() - have);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return errno;
       if (n == 0) break;
@@ -177,35 +198,47 @@ class Opener {
     return 0;
   }
 
-  bool is_still(const char *path) const {
+  // Whether another folder, or none, is at the path now.
+  bool is_replaced(const char *path) const {
     struct stat now, opened;
-    return stat(path, &now) == 0 && fstat(at_, &opened) == 0 && now.st_dev == opened.st_dev &&
-           now.st_ino == opened.st_ino;
+    if (stat(path, &now) != 0) return errno == ENOENT;
+    return fstat(at_, &opened) == 0 && (now.st_dev != opened.st_dev || now.st_ino != opened.st_ino);
   }
 
   const Asked &asked_;
   int at_ = -1;
 };
 
-// What the thread and who waits for it have in common. Whoever comes last frees it, and closes what nobody took.
+// In this thread, and in those that it starts, for as long as it lives.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  NoSignals(const NoSignals &) = delete;
+  NoSignals &operator=(const NoSignals &) = delete;
+  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+// What the thread and who waits for it have in common. Whoever is last to let go of it closes what was opened.
 class Opening {
  public:
   explicit Opening(Asked asked) : asked_(std::move(asked)) {}
 
   // 0, or the errno with which no thread could be made.
   static int start(const std::shared_ptr<Opening> &self) {
-    // Signals are for the threads of the program.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = 0;
+    const NoSignals none;  // they are for the threads of the program
     try {
       std::thread([self] { self->run(); }).detach();
     } catch (const std::system_error &e) {
-      error = e.code().value();
+      return e.code().value();
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return error;
+    return 0;
   }
 
   // Whether it is done, after so long at most.

@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -39,14 +41,14 @@ def opened(entry, hold=False, seconds=10.0):
     result = open_entry(str(entry.parents[1]), f"pipelines/{entry.name}", hold, seconds)
     if result is None:
         return None
-    root, error, name, folder, arenas, *rest = result
+    root, error, name, files, folder, arenas, *rest = result
     contents = []
     for fd, uid, nbytes in arenas:
         contents.append((os.pread(fd, 1 << 20, 0), uid, nbytes))
         assert not os.get_inheritable(fd)
-        os.close(fd)
-    if folder >= 0:
-        os.close(folder)
+    before = fds()
+    del files, result
+    assert len(before - fds()) == len(arenas) + (folder >= 0)
     return root, error, name, contents, *rest
 
 
@@ -115,10 +117,9 @@ def test_hold_notes_the_use_and_locks_the_folder(entry):
     assert os.fstat(fd).st_mtime_ns > 0
     with pytest.raises(BlockingIOError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(result[3])
+    del result
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    for other in [fd, *(arena[0] for arena in result[4])]:
-        os.close(other)
+    os.close(fd)
 
 
 def test_without_hold_nothing_is_noted(entry):
@@ -220,6 +221,29 @@ def test_an_interrupt_ends_the_wait(entry):
     until(lambda: threads() == running and fds() == before)
 
 
+def test_interrupts_at_any_moment_leave_nothing_open(entry):
+    def late(number, frame):
+        raise InterruptedError
+
+    old = signal.signal(signal.SIGALRM, late)
+    before, running, interrupts = fds(), threads(), 0
+    try:
+        for i in range(400):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + i % 40 * 1e-5)
+                result = open_entry(str(entry.parents[1]), "pipelines/one", True, 10.0)
+                time.sleep(0.02)
+            except InterruptedError:
+                interrupts += 1
+            result = None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert result is None
+    assert interrupts == 400
+    until(lambda: threads() == running and fds() == before)
+
+
 def test_its_thread_takes_no_signals(entry):
     pipe = fifo(entry / "structure.pkl")
     running = set(os.listdir("/proc/self/task"))
@@ -267,7 +291,12 @@ def test_one_that_is_removed_meanwhile_is_not_there(entry):
     assert results[0][1:4] == (2, "", [])
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e10])
+@pytest.mark.parametrize("seconds", [1e10, float("inf")])
+def test_as_long_as_it_takes(entry, seconds):
+    assert opened(entry, seconds=seconds)[1] == 0
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("-inf")])
 def test_times_that_are_none(entry, seconds):
     with pytest.raises(ValueError, match="no such time"):
         open_entry(str(entry.parents[1]), "pipelines/one", False, seconds)
@@ -284,3 +313,27 @@ def test_arguments_that_are_none(arguments):
 def test_names_that_are_not_unicode(tmp_path):
     entry = fill(tmp_path / os.fsdecode(b"r\xff") / "pipelines" / "one")
     assert opened(entry)[1] == 0
+
+
+FILTERED = """
+import ctypes, os, struct, sys
+number = {"x86_64": 332, "aarch64": 291}[os.uname().machine]
+# Load the number of the system call; if it is statx, answer EPERM; else allow.
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
+program = struct.pack("<HxxxxxxQ", len(steps), ctypes.addressof(code))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+buffer = ctypes.create_string_buffer(256)
+assert libc.statx(-100, b"/", 0, 0x7FF, buffer) == -1 and ctypes.get_errno() == 1
+from overmind_cext import open_entry
+print(open_entry(sys.argv[1], "pipelines/one", False, 10.0)[1:3])
+"""
+
+
+def test_where_a_filter_refuses_statx(entry):
+    if os.uname().machine not in ("x86_64", "aarch64"):
+        pytest.skip("numbers of system calls")
+    words = [sys.executable, "-c", FILTERED, str(entry.parents[1])]
+    said = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert said.stdout == "(0, 'structure.pkl')\n", said.stderr

@@ -15,31 +15,40 @@ from integration.harness.conversation import Conversation
 from integration.harness.progress import progress
 
 PROCESSES = 8
+# Alone and at once in turn: the first eight that are there at once take memory that this machine has not had before.
+ROUNDS = 3
 
 
 def measure(workload: Workload, other: Workload, cache: Cache, size: str) -> dict[str, Any]:
     """``workload`` is cached already; ``other`` is not, and is evicted by whoever comes next.
 
-    CPU seconds of a load: ``alone`` (the mean of eight that wait together and load one after another, so that their
-    caches are as cold as those of the others), ``together`` (the sum of eight), ``filling`` (the sum of eight while
-    ``other`` fills); ``wall`` and ``wall_filling``: until the last of the eight is ready.
+    CPU seconds of a load, medians of rounds: ``alone`` (the mean of eight that wait together and load one after another,
+    so that their caches are as cold as those of the others), ``together`` (the sum of eight); and of one round
+    ``filling`` (the sum of eight while ``other`` fills). ``wall`` and ``wall_filling``: until the last of the eight is
+    ready.
     """
     root = cache.root
-    with progress(f'crowd: {PROCESSES} processes, one at a time'):
-        alone = _answers([start_waiting(workload, OURS, root, size) for _ in range(PROCESSES)], in_turn=True)
-    with progress(f'crowd: {PROCESSES} processes at once'):
-        together = _answers([start_waiting(workload, OURS, root, size) for _ in range(PROCESSES)])
+    alone, together = [], []
+    for number in range(1, ROUNDS + 1):
+        with progress(f'crowd {number}/{ROUNDS}: {PROCESSES} processes, one at a time'):
+            alone.append(_answers([start_waiting(workload, OURS, root, size) for _ in range(PROCESSES)], in_turn=True))
+        with progress(f'crowd {number}/{ROUNDS}: {PROCESSES} processes at once'):
+            together.append(_answers([start_waiting(workload, OURS, root, size) for _ in range(PROCESSES)]))
     with progress(f'crowd: {PROCESSES} processes while another fills'):
         filler = start_waiting(other, OURS, root, size)
         meanwhile = _answers([start_waiting(workload, OURS, root, size) for _ in range(PROCESSES)], filler)
     return {
         'processes': PROCESSES,
-        'alone': statistics.mean(answer['cpu'] for answer in alone),
-        'together': sum(answer['cpu'] for answer in together),
-        'filling': sum(answer['cpu'] for answer in meanwhile),
-        'wall': _wall(together),
+        'alone': statistics.median(_cpu(answers) for answers in alone) / PROCESSES,
+        'together': statistics.median(_cpu(answers) for answers in together),
+        'filling': _cpu(meanwhile),
+        'wall': statistics.median(_wall(answers) for answers in together),
         'wall_filling': _wall(meanwhile),
     }
+
+
+def _cpu(answers: list[dict[str, Any]]) -> float:
+    return float(sum(answer['cpu'] for answer in answers))
 
 
 def _wall(answers: list[dict[str, Any]]) -> float:

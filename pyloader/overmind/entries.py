@@ -48,26 +48,27 @@ class OpenEntry:
     leases: list[int] = field(default_factory=list)  # where the arenas' descriptors are none: files, or the folder
     folder: int = -1  # of a plain directory's entry
     store: Store | None = None  # which is there when the arenas are read, and may hang then
+    # What closes the descriptors when nothing refers to it any more; without it the arenas are closed one by one.
+    opened: object = None
 
     def files(self) -> list[str]:
         """All that it consists of, in its folder."""
         return ['manifest', 'structure.pkl', *(os.path.join('tensors', a.name) for a in self.manifest.arenas)]
 
     def close(self) -> None:
-        close_all(self.arenas)
-        close_all(self.leases)
-        if self.folder >= 0:
-            close(self.folder)
-            self.folder = -1
+        if self.opened is None or self.access == 'fd':
+            close_all(self.arenas)
+        self.arenas, self.leases, self.folder, self.opened = [], [], -1, None
 
 
 @dataclass(slots=True)
 class Opened:
-    """What the helper's open_entry has found in a folder; the descriptors are this object's until an entry has them."""
+    """What the helper's open_entry has found in a folder."""
 
     root: tuple[int, int]
     error: int
     name: str
+    files: object  # closes the descriptors when it is gone
     folder: int
     arenas: tuple[tuple[int, int, int], ...]
     manifest: bytes
@@ -104,24 +105,18 @@ class Opened:
         if self.author != self.owner:
             raise CorruptEntry(f'structure.pkl belongs to uid {self.author}, the manifest to uid {self.owner}')
         check_size('structure.pkl', len(self.structure), manifest.structure_nbytes)
-        entry = OpenEntry(manifest, self.structure, [fd for fd, _, _ in self.arenas], self.owner, access, store=store)
-        self.arenas = ()
-        if not store.is_mount:
-            entry.folder, self.folder = self.folder, -1
-            try:
-                for _ in entry.arenas:
-                    entry.leases.append(os.dup(entry.folder))
-            except BaseException:
-                entry.close()
-                raise
-        return entry
+        arenas = [fd for fd, _, _ in self.arenas]
+        if store.is_mount:
+            return OpenEntry(manifest, self.structure, arenas, self.owner, access, store=store, opened=self.files)
+        leases = [self.folder] * len(arenas)
+        return OpenEntry(
+            manifest, self.structure, arenas, self.owner, access, leases, self.folder, store, opened=self.files
+        )
 
-    def close(self) -> None:
-        for fd, _, _ in self.arenas:
-            close(fd)
-        if self.folder >= 0:
-            close(self.folder)
-        self.arenas, self.folder = (), -1
+
+def close_entry(entry: OpenEntry | None) -> None:
+    if entry is not None:
+        entry.close()
 
 
 def check_size(name: str, nbytes: int, said: int) -> None:

@@ -20,7 +20,7 @@ from overmind_cext import open_entry
 from overmind import directory
 from overmind.advice import meaning
 from overmind.deadline import guarded, hanging
-from overmind.entries import Opened, OpenEntry, Way, check_size, close, close_all, is_still, read_file
+from overmind.entries import Opened, OpenEntry, Way, check_size, close, close_all, close_entry, is_still, read_file
 from overmind.errors import CorruptEntry, Hangs, StillHangs, StoreError
 from overmind.locks import Lock, hold, keep_from_children, let_children_have
 from overmind.logs import warn_once
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar('T')
 
+_REPLACED_AT_MOST = 3  # times while memory is asked for
 HANG_PAUSE = 20.0  # seconds for which a daemon that hung is left alone: each touch costs the whole deadline
 
 
@@ -63,10 +64,11 @@ class Store:
         StoreError."""
 
         self._look_at_root()
-        try:
-            entry = self._first(id, trust, lambda name: self._open(f'pipelines/{name}', missing_ok=True))
-        except OSError as e:
-            raise self.explain(e) from e
+        seen = self._seen
+        entry = self._first_open(id, trust)
+        if self._seen != seen:  # another daemon, for which names may be others
+            close_entry(entry)
+            entry = self._first_open(id, trust)
         if entry is not None and entry.folder >= 0:
             # May take seconds, and no daemon can hang.
             try:
@@ -80,6 +82,12 @@ class Store:
                     raise self.explain(e) from e
                 raise
         return entry
+
+    def _first_open(self, id: str, trust: Sequence[int]) -> OpenEntry | None:
+        try:
+            return self._first(id, trust, lambda name: self._open(f'pipelines/{name}', missing_ok=True))
+        except OSError as e:
+            raise self.explain(e) from e
 
     def _first(self, id: str, trust: Sequence[int], look: Callable[[str], T | None]) -> T | None:
         """What look finds under this user's name of an id, or else under that of the first trusted one."""
@@ -161,31 +169,28 @@ class Store:
 
     def _open(self, folder: str, missing_ok: bool) -> OpenEntry | None:
         """The entry in a folder of the root. Raises OSError beside what read raises."""
-        opened = self._opened(folder)
-        if opened.root != self._seen:  # another daemon
-            opened.close()
-            self.guard(self._check_root)
+        base = os.path.join(self.root, folder)
+        for _ in range(_REPLACED_AT_MOST):
             opened = self._opened(folder)
-        try:
+            if opened.root != self._seen:  # another daemon
+                self.guard(self._check_root)
+                opened = self._opened(folder)
             if missing_ok and opened.is_missing():
                 return None
-            base = os.path.join(self.root, folder)
             if not opened.manifest:
                 opened.check(base)
             manifest = self._decoded(opened.manifest, folder)
             opened.check(base)
             entry = opened.entry(manifest, self.way, self)
-        finally:
-            opened.close()
-        if self.way == 'fd':
+            if self.way != 'fd':
+                return entry
             try:
                 self._pass(entry, folder)
-            except BaseException as e:
-                entry.close()
-                if missing_ok and isinstance(e, FileNotFoundError):  # evicted in between
-                    return None
-                raise
-        return entry
+                return entry
+            except FileNotFoundError as e:  # evicted or replaced in between
+                if not missing_ok or self.guard(functools.partial(is_still, base, opened.folder)):
+                    raise CorruptEntry(f'{e.filename} is missing') from e
+        return None
 
     def _opened(self, folder: str) -> Opened:
         self._raise_if_hung()
@@ -202,9 +207,9 @@ class Store:
         """Put the daemon's memory in the place of the arenas' files, which stay open as leases; where the socket fails,
         the files are read."""
         place, id = os.path.split(folder)
-        pairs = list(zip(entry.manifest.arenas, entry.arenas, strict=True))
+        pairs, files = list(zip(entry.manifest.arenas, entry.arenas, strict=True)), entry.opened
 
-        def ask() -> list[int]:
+        def ask() -> tuple[list[int], object]:
             memory: list[int] = []
             try:
                 for a, handle in pairs:
@@ -213,15 +218,17 @@ class Store:
             except BaseException:
                 close_all(memory)
                 raise
-            return memory
+            return memory, files  # which stay open for as long as this may look at them
 
+        entry.access = 'read'  # until there is memory
         try:
-            entry.arenas, entry.leases = self._guarded(ask, close_all), entry.arenas
+            memory, _ = self._guarded(ask, lambda late: close_all(late[0]))
         except (FileNotFoundError, CorruptEntry, Hangs):
             raise
         except (OSError, StoreError) as e:
             self.socket_failed(e)
-            entry.access = 'read'
+        else:
+            entry.arenas, entry.leases, entry.access = memory, entry.arenas, 'fd'
 
     def _look_at_root(self) -> None:
         if self._seen is None:
