@@ -22,10 +22,10 @@ ROUNDS = 3
 def measure(workload: Workload, other: Workload, cache: Cache, size: str) -> dict[str, Any]:
     """``workload`` is cached already; ``other`` is not, and is evicted by whoever comes next.
 
-    CPU seconds of a load, medians of rounds: ``alone`` (the mean of eight that wait together and load one after another,
-    so that their caches are as cold as those of the others), ``together`` (the sum of eight); and of one round
-    ``filling`` (the sum of eight while ``other`` fills). ``wall`` and ``wall_filling``: until the last of the eight is
-    ready.
+    CPU seconds of a load, medians of rounds: ``alone`` (the mean of eight that wait together and load one after
+    another, so that their caches are as cold as those of the others), ``together`` (the sum of eight); and of one
+    round ``filling`` (the sum of eight while ``other`` fills). ``wall`` and ``wall_filling``: until the last of the
+    eight is ready.
     """
     root = cache.root
     alone, together = [], []
