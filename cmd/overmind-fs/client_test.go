@@ -78,7 +78,7 @@ func TestClientCommandsOnPlainFolder(t *testing.T) {
 	must(t, f.Run())
 	wantRun(t, exitOK, "tiny-aaa", "ls", "--root", root)
 	wantRun(t, exitOK, "tiny-aaa", "--root", root, "ls")
-	wantRun(t, exitOK, "in 1 entries", "du", "--root", root)
+	wantRun(t, exitOK, "in 1 entry\n", "du", "--root", root)
 	wantRun(t, exitNotFound, "does not know when an entry was used", "evict", "--older-than", "1ms", "--root", root)
 	wantRun(t, exitNotFound, "a plain folder has no status", "top", "--root", root)
 	wantRun(t, exitOK, "/models/tiny", "show", "tiny", "--root", root)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/urfave/cli/v2"
 
 	"overmind-fs/cmd/overmind-fs/doctor"
@@ -99,6 +100,6 @@ func printReport(w io.Writer, r doctor.Report) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(w, "%d checks, %d findings\n", len(r.Checks), len(r.Findings))
+	_, err := fmt.Fprintf(w, "%s, %s\n", english.Plural(len(r.Checks), "check", ""), english.Plural(len(r.Findings), "finding", ""))
 	return err
 }

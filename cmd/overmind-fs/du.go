@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 	"github.com/urfave/cli/v2"
 
 	overmindfs "overmind-fs/fs"
@@ -124,7 +125,7 @@ func printUsage(w io.Writer, doc usage, all bool) error {
 			}
 		}
 	}
-	line(doc.Total, fmt.Sprintf("in %d entries", len(doc.Entries)))
+	line(doc.Total, "in "+english.Plural(len(doc.Entries), "entry", "entries"))
 	if m := doc.Mount; m != nil {
 		if m.Shared > 0 {
 			line(m.Shared, "less, of all entries: what several share is stored once")

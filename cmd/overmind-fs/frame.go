@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 
 	overmindfs "overmind-fs/fs"
 )
@@ -53,8 +54,9 @@ func frame(before, now *sample) []line {
 		{levelStyle(share), fmt.Sprintf("[%s] %s of %s: %s cached (%s pinned), %s in fills, %s draining", bar(share),
 			humanize.IBytes(used), humanize.IBytes(s.Limits.MaxBytes), humanize.IBytes(s.Bytes.Cached),
 			humanize.IBytes(s.Bytes.Pinned), humanize.IBytes(s.Bytes.Staging), humanize.IBytes(s.Bytes.Draining))},
-		{stylePlain, fmt.Sprintf("%d entries, %d leases, %d hits%s, %d fills, %d under way, %d evicted, %d refused", s.Entries,
-			s.Leases, s.Hits, rate, s.Fills.Committed, s.Fills.Staging, evicted, s.Refused)},
+		{stylePlain, fmt.Sprintf("%s, %s, %s%s, %s, %d under way, %d evicted, %d refused",
+			english.Plural(s.Entries, "entry", "entries"), english.Plural(s.Leases, "lease", ""),
+			english.Plural(int(s.Hits), "hit", ""), rate, english.Plural(int(s.Fills.Committed), "fill", ""), s.Fills.Staging, evicted, s.Refused)},
 		{stylePlain, ""},
 	}
 	table := strings.Split(strings.TrimRight(entryTable(before, now), "\n"), "\n")

@@ -185,7 +185,7 @@ func TestDu(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
 	}
-	wantRun(t, exitOK, "in 1 entries", "du", "sm")
+	wantRun(t, exitOK, "in 1 entry\n", "du", "sm")
 	wantRun(t, exitNotFound, "no such entry", "du", "nothing")
 
 	// What a program holds of an evicted entry is counted as draining.

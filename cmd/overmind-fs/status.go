@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 	"github.com/prometheus/common/model"
 	"github.com/urfave/cli/v2"
 
@@ -63,7 +64,8 @@ func printStatus(w io.Writer, s overmindfs.Status) error {
 	if ttl := s.Limits.TTLS; ttl > 0 {
 		limit += fmt.Sprintf(", idle ones go after %s", model.Duration(ttl*float64(time.Second)))
 	}
-	line("entries", "%d%s, %d leases, %d hits, %d misses", s.Entries, limit, s.Leases, s.Hits, s.Misses)
+	line("entries", "%d%s, %s, %s, %s", s.Entries, limit, english.Plural(s.Leases, "lease", ""),
+		english.Plural(int(s.Hits), "hit", ""), english.Plural(int(s.Misses), "miss", ""))
 	line("fills", "%d committed, %d failed, %d under way, %d requests did not fit",
 		s.Fills.Committed, s.Fills.Failed, s.Fills.Staging, s.Refused)
 	var evicted []string

@@ -24,6 +24,7 @@ from typing import Any
 from overmind.collector import collector_paused
 from overmind.errors import Bypass, Unkeyable
 from overmind.key.origin import is_first_party
+from overmind.key.signatures import signature_of
 from overmind.structure.later import settle
 
 Path = tuple[str, ...]
@@ -145,18 +146,24 @@ def arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     """The arguments by parameter name, however the call was written."""
     while type(fn) is functools.partial:
         args, kwargs, fn = (*fn.args, *args), {**fn.keywords, **kwargs}, fn.func
+    signature, skip = signature_of(fn)
     try:
-        bound = inspect.signature(fn).bind(*args, **kwargs)
-    except (TypeError, ValueError):
+        bound = signature.bind(*(None,) * skip, *args, **kwargs).arguments if signature else None
+    except TypeError:
+        bound = None
+    if signature is None or bound is None:
         return {**{str(i): a for i, a in enumerate(args)}, **kwargs}
     out: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
+    for i, (name, parameter) in enumerate(signature.parameters.items()):
+        if name not in bound:
+            continue
+        value = bound[name]
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             out.update(value)
-        elif kind is inspect.Parameter.VAR_POSITIONAL:
-            out.update((f'{name}[{i}]', v) for i, v in enumerate(value))
-        else:
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            # f(*args), where the first one is what it is bound to
+            out.update((f'{name}[{i}]', v) for i, v in enumerate(value[skip - min(i, skip) :]))
+        elif i >= skip:
             out[name] = value
     return out
 

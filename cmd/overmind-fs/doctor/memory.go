@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 
 	"overmind-fs/fs/store"
 )
@@ -16,7 +17,7 @@ func budget(machine Machine, m Mount) []Finding {
 	b, limit := m.Status.Bytes, m.Status.Limits.MaxBytes
 	if m.Status.Refused > 0 {
 		found = append(found, Finding{
-			Severity: Warning, What: fmt.Sprintf("%d fills did not fit since the start", m.Status.Refused),
+			Severity: Warning, What: english.Plural(int(m.Status.Refused), "fill", "") + " did not fit since the start",
 			Cost: "each was a load without the cache",
 			Fix: fmt.Sprintf("overmind-fs evict --older-than 7d, overmind-fs unpin ID, or a larger budget: %s",
 				remount(machine, m, "--max-bytes SIZE")),

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+
+	"github.com/dustin/go-humanize/english"
 )
 
 // Permission bits of others.
@@ -60,7 +62,7 @@ func entries(_ Machine, m Mount) []Finding {
 		return nil
 	}
 	return []Finding{{
-		Severity: Warning, What: fmt.Sprintf("%d entries cannot be read by this version: %s", len(m.Unreadable), strings.Join(m.Unreadable, "; ")),
+		Severity: Warning, What: english.Plural(len(m.Unreadable), "entry", "entries") + " cannot be read by this version: " + strings.Join(m.Unreadable, "; "),
 		Cost: "they take memory, and programs of this version load without them",
 		Fix:  fmt.Sprintf("overmind-fs evict --root %s ID", m.Dir),
 	}}

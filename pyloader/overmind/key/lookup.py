@@ -10,7 +10,6 @@ import platform
 import re
 import sys
 import types
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from overmind.key import hub
 from overmind.key.canonical import Encoder, Reference
 from overmind.key.origin import common_name, is_first_party
 from overmind.key.readable import readable
+from overmind.key.signatures import signature_of
 from overmind.key.wire import pack_all, text
 
 # Another one where older loaders cannot read a structure.pkl of this one: they and this one then have entries apart.
@@ -191,39 +191,10 @@ def _is_callable_name(fn: Any) -> bool:
 
 # ---- arguments by parameter
 
-_signatures: weakref.WeakKeyDictionary[Any, inspect.Signature | None] = weakref.WeakKeyDictionary()
-
-
-def _signature(fn: Any) -> tuple[inspect.Signature | None, int]:
-    """The signature of a callable, and how many leading parameters it fills itself."""
-    target, skip = (fn.__func__, 1) if isinstance(fn, types.MethodType) else (fn, 0)
-    # The auto classes of transformers have copies of a bound method; what inspect says of them is without the class.
-    if skip and isinstance(inspect.unwrap(target, stop=_is_method), types.MethodType):
-        skip = 0
-    try:
-        return _signatures[target], skip
-    except KeyError:
-        pass
-    except TypeError:
-        return _inspect(target), skip
-    signature = _signatures[target] = _inspect(target)
-    return signature, skip
-
-
-def _is_method(fn: Any) -> bool:
-    return isinstance(fn, types.MethodType)
-
-
-def _inspect(target: Any) -> inspect.Signature | None:
-    try:
-        return inspect.signature(target)
-    except (TypeError, ValueError):
-        return None
-
 
 def _bind(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[bytes, str, Any]]:
     """Kind, name and value of each argument; the order is the one of the parameters, then of sorted names."""
-    signature, skip = _signature(fn)
+    signature, skip = signature_of(fn)
     if signature is None:
         found = [(b'*', 'args', tuple(args))] if args else []
         return found + [(b'k', name, kwargs[name]) for name in sorted(kwargs)]
