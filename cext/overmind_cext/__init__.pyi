@@ -22,7 +22,7 @@ def map_arena(fd: int, nbytes: SupportsIndex, populate: bool = False, copy: bool
     """A legacy "dltensor" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd. It keeps
     a duplicate of lease, or else of fd, open until the release."""
 
-_Arenas: TypeAlias = tuple[tuple[int, int, int], ...]
+_Arenas: TypeAlias = tuple[tuple[int, int, int, int], ...]
 
 def open_entry(
     root: str, folder: str, hold: bool, seconds: float, /
@@ -32,8 +32,8 @@ def open_entry(
 
     Device and time of the last change (ns) of the root; an errno, or 0, and the name in the folder that it is about,
     or '' for the folder; an object that keeps the descriptors open, and closes them when it is gone; that of the
-    folder, or -1; descriptor, owner and size of each arena, fewer than there are if there was an error or the manifest
-    cannot be read; content and owner of manifest and structure.pkl.
+    folder, or -1; descriptor, owner, size and inode of each arena, fewer than there are if there was an error or the
+    manifest cannot be read; content and owner of manifest and structure.pkl.
 
     hold: note the use, and lock the folder (shared) for as long as it is open; else its descriptor is only good as a
     path. ENXIO: not a file; EFBIG: more than 1 GiB where that cannot be. RuntimeError where no thread can be had."""

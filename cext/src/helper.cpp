@@ -117,7 +117,8 @@ PyObject *to_result(Opened *found) {
   PyObject *arenas = PyTuple_New(static_cast<Py_ssize_t>(opened->arenas.size()));
   for (size_t i = 0; arenas && i < opened->arenas.size(); i++) {
     const OpenFile &arena = opened->arenas[i];
-    PyObject *row = Py_BuildValue("(iIK)", arena.fd.get(), arena.uid, static_cast<unsigned long long>(arena.nbytes));
+    PyObject *row = Py_BuildValue("(iIKK)", arena.fd.get(), arena.uid, static_cast<unsigned long long>(arena.nbytes),
+                                  static_cast<unsigned long long>(arena.inode));
     if (!row || PyTuple_SetItem(arenas, static_cast<Py_ssize_t>(i), row) != 0) Py_CLEAR(arenas);
   }
   return Py_BuildValue(

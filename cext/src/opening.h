@@ -53,7 +53,7 @@ class Descriptor {
 struct OpenFile {
   Descriptor fd;
   uint32_t uid = 0;
-  uint64_t nbytes = 0;
+  uint64_t nbytes = 0, inode = 0;
 };
 
 struct Asked {
@@ -166,10 +166,11 @@ class Opener {
   // Not by fstat, if that can be: it also asks for the time of the last access, for which the kernel asks the daemon.
   static bool examine(OpenFile *out, uint32_t *mode) {
     struct statx is;
-    if (statx(out->fd.get(), "", AT_EMPTY_PATH, STATX_TYPE | STATX_UID | STATX_SIZE, &is) == 0) {
+    if (statx(out->fd.get(), "", AT_EMPTY_PATH, STATX_TYPE | STATX_UID | STATX_SIZE | STATX_INO, &is) == 0) {
       *mode = is.stx_mode;
       out->uid = is.stx_uid;
       out->nbytes = is.stx_size;
+      out->inode = is.stx_ino;
       return true;
     }
     struct stat st;
@@ -177,6 +178,7 @@ class Opener {
     *mode = st.st_mode;
     out->uid = st.st_uid;
     out->nbytes = static_cast<uint64_t>(st.st_size);
+    out->inode = st.st_ino;
     return true;
   }
 

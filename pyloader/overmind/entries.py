@@ -70,11 +70,15 @@ class Opened:
     name: str
     files: object  # closes the descriptors when it is gone
     folder: int
-    arenas: tuple[tuple[int, int, int], ...]
+    arenas: tuple[tuple[int, int, int, int], ...]  # descriptor, owner, size, inode
     manifest: bytes
     owner: int
     structure: bytes
     author: int
+
+    def close(self) -> None:
+        """For an entry that was made of it, they stay open."""
+        self.files, self.arenas, self.folder = None, (), -1
 
     def is_missing(self) -> bool:
         return self.error == errno.ENOENT and self.name in ('', 'manifest')
@@ -98,14 +102,14 @@ class Opened:
         """The entry, if it is what its manifest says. Raises CorruptEntry."""
         if len(self.arenas) != len(manifest.arenas):
             raise CorruptEntry(f'{manifest.id}: the names of its arenas cannot be read')
-        for a, (_, uid, nbytes) in zip(manifest.arenas, self.arenas, strict=True):
+        for a, (_, uid, nbytes, _) in zip(manifest.arenas, self.arenas, strict=True):
             if uid not in (self.owner, 0):
                 raise CorruptEntry(f'the manifest belongs to uid {self.owner}, {a.name} to uid {uid}')
             check_size(a.name, nbytes, a.nbytes)
         if self.author != self.owner:
             raise CorruptEntry(f'structure.pkl belongs to uid {self.author}, the manifest to uid {self.owner}')
         check_size('structure.pkl', len(self.structure), manifest.structure_nbytes)
-        arenas = [fd for fd, _, _ in self.arenas]
+        arenas = [fd for fd, *_ in self.arenas]
         if store.is_mount:
             return OpenEntry(manifest, self.structure, arenas, self.owner, access, store=store, opened=self.files)
         leases = [self.folder] * len(arenas)

@@ -96,7 +96,7 @@ def arena_for_reading(store: Store, place: Place, id: str, name: str) -> Iterato
         file = memory = store.patiently(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), late=close)
         opened.callback(close, file)
         if store.way == 'fd':
-            memory = store.memory(place, id, name, file)
+            memory = store.memory(place, id, name, os.fstat(file).st_ino)
             opened.callback(close, memory)
         yield file, memory
 

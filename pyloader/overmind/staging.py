@@ -87,7 +87,7 @@ class Staging:
             mapped = self.store.way in ('passthrough', 'directory')
             if self.store.way == 'fd':
                 try:
-                    fd = self.store.memory('staging', self.name, name, fd)
+                    fd = self.store.memory('staging', self.name, name, os.fstat(fd).st_ino)
                 except (OSError, StoreError) as e:
                     self.store.socket_failed(e)
                 else:

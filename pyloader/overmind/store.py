@@ -173,23 +173,23 @@ class Store:
         for _ in range(_REPLACED_AT_MOST):
             opened = self._opened(folder)
             if opened.root != self._seen:  # another daemon
+                opened.close()
                 self.guard(self._check_root)
                 opened = self._opened(folder)
-            if missing_ok and opened.is_missing():
-                return None
-            if not opened.manifest:
-                opened.check(base)
-            manifest = self._decoded(opened.manifest, folder)
-            opened.check(base)
-            entry = opened.entry(manifest, self.way, self)
-            if self.way != 'fd':
-                return entry
             try:
-                self._pass(entry, folder)
-                return entry
-            except FileNotFoundError as e:  # evicted or replaced in between
+                if missing_ok and opened.is_missing():
+                    return None
+                if not opened.manifest:
+                    opened.check(base)
+                manifest = self._decoded(opened.manifest, folder)
+                opened.check(base)
+                entry = opened.entry(manifest, self.way, self)
+                if self.way != 'fd' or self._passes(entry, folder, [inode for *_, inode in opened.arenas]):
+                    return entry
                 if not missing_ok or self.guard(functools.partial(is_still, base, opened.folder)):
-                    raise CorruptEntry(f'{e.filename} is missing') from e
+                    raise CorruptEntry(f'{base}: the daemon does not know its arenas')
+            finally:
+                opened.close()
         return None
 
     def _opened(self, folder: str) -> Opened:
@@ -203,32 +203,35 @@ class Store:
             raise Hangs(hanging(self.root, self.deadline))
         return Opened(*found)
 
-    def _pass(self, entry: OpenEntry, folder: str) -> None:
+    def _passes(self, entry: OpenEntry, folder: str, inodes: list[int]) -> bool:
         """Put the daemon's memory in the place of the arenas' files, which stay open as leases; where the socket fails,
-        the files are read."""
+        the files are read. False if the daemon has no such entry (any more)."""
         place, id = os.path.split(folder)
-        pairs, files = list(zip(entry.manifest.arenas, entry.arenas, strict=True)), entry.opened
+        arenas = entry.manifest.arenas
 
-        def ask() -> tuple[list[int], object]:
+        def ask() -> list[int]:
             memory: list[int] = []
             try:
-                for a, handle in pairs:
-                    memory.append(self.memory('staging' if place == 'staging' else 'pipelines', id, a.name, handle))
+                for a, inode in zip(arenas, inodes, strict=True):
+                    memory.append(self.memory('staging' if place == 'staging' else 'pipelines', id, a.name, inode))
                     check_size(a.name, os.fstat(memory[-1]).st_size, a.nbytes)
             except BaseException:
                 close_all(memory)
                 raise
-            return memory, files  # which stay open for as long as this may look at them
+            return memory
 
         entry.access = 'read'  # until there is memory
         try:
-            memory, _ = self._guarded(ask, lambda late: close_all(late[0]))
-        except (FileNotFoundError, CorruptEntry, Hangs):
-            raise
-        except (OSError, StoreError) as e:
+            entry.arenas, entry.leases, entry.access = self._guarded(ask, close_all), entry.arenas, 'fd'
+        except FileNotFoundError:
+            entry.close()
+            return False
+        except BaseException as e:
+            if isinstance(e, (CorruptEntry, Hangs)) or not isinstance(e, (OSError, StoreError)):
+                entry.close()
+                raise
             self.socket_failed(e)
-        else:
-            entry.arenas, entry.leases, entry.access = memory, entry.arenas, 'fd'
+        return True
 
     def _look_at_root(self) -> None:
         if self._seen is None:
@@ -391,12 +394,12 @@ class Store:
 
     # ---- filling
 
-    def memory(self, place: Place, id: str, name: str, handle: int) -> int:
-        """The memory of an arena whose file is open, over the daemon's socket."""
+    def memory(self, place: Place, id: str, name: str, inode: int) -> int:
+        """The memory of an arena whose file is open, and has that inode, over the daemon's socket."""
         from overmind.control.client import arena_fd  # with FlatBuffers, which passthrough does without
 
         # Half of the time for touching the mount, so that there is some left to go on without the socket.
-        return arena_fd(self.root, place, id, name, os.fstat(handle).st_ino, self.deadline / 2)
+        return arena_fd(self.root, place, id, name, inode, self.deadline / 2)
 
     def socket_failed(self, e: Exception) -> None:
         text = (e.strerror if isinstance(e, OSError) else None) or str(e)

@@ -358,7 +358,7 @@ def test_an_entry_that_is_replaced_while_it_is_opened_is_never_mixed(
     (old_arena,) = (entry / 'tensors').iterdir()
     old_arena.unlink()
     os.mkfifo(old_arena)  # to open it is to wait for somebody who writes
-    running = len(os.listdir('/proc/self/task'))
+    running, loaded = len(os.listdir('/proc/self/task')), threading.Event()
 
     def swap() -> None:
         while len(os.listdir('/proc/self/task')) < running + 2:
@@ -366,11 +366,17 @@ def test_an_entry_that_is_replaced_while_it_is_opened_is_never_mixed(
         time.sleep(0.3)  # the manifest is read, and the arena being opened
         old = entry.rename(root / 'staging' / 'old')
         replacement.rename(entry)
-        os.close(os.open(old / 'tensors' / old_arena.name, os.O_WRONLY | os.O_NONBLOCK))
+        while not loaded.is_set():
+            try:
+                os.close(os.open(old / 'tensors' / old_arena.name, os.O_WRONLY | os.O_NONBLOCK))
+                break
+            except OSError:  # not there yet
+                time.sleep(0.01)
 
     swapping = threading.Thread(target=swap)
     swapping.start()
     found = load(make, checkpoint)
+    loaded.set()
     swapping.join()
     assert torch.equal(found[0].weight, other[0].weight)
     assert counts() == (1, 1, 0)

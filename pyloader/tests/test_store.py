@@ -70,7 +70,7 @@ def passing(root: pathlib.Path, entry: pathlib.Path) -> Callable[[Callable[[], N
 
     def make_store(before: Callable[[], None]) -> Store:
         class Passing(Store):
-            def memory(self, place: str, id: str, name: str, handle: int) -> int:
+            def memory(self, place: str, id: str, name: str, inode: int) -> int:
                 before()
                 return os.open(entry / 'tensors' / name, os.O_RDONLY)
 
@@ -128,9 +128,24 @@ def test_memory_that_is_never_there(entry: pathlib.Path, passing: Callable[[Call
     def never() -> None:
         raise FileNotFoundError(2, 'gone', 'the arena')
 
-    with pytest.raises(CorruptEntry, match='the arena is missing'):
+    with pytest.raises(CorruptEntry, match='does not know its arenas') as raised:
         passing(never).read(entry.name)
-    assert not open_of(entry)
+    assert not open_of(entry), raised
+
+
+def test_what_fails_leaves_nothing_open(entry: pathlib.Path, passing: Callable[[Callable[[], None]], Store]) -> None:
+    """Not even while the exception is looked at, as it is during the real load that follows."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        passing(interrupted).read(entry.name)
+    assert not open_of(entry), raised
+    (entry / 'structure.pkl').unlink()
+    with pytest.raises(CorruptEntry, match=r'structure\.pkl is missing') as missing:
+        passing(interrupted).read(entry.name)
+    assert not open_of(entry), missing
 
 
 def test_a_socket_that_fails_has_the_files_read(

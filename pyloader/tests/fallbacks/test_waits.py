@@ -127,8 +127,17 @@ def test_a_late_entry_gives_its_lease_back(
     os.mkfifo(structure)  # to open it is to wait for somebody who writes
     assert_made(load(make, checkpoint))
     (arena,) = (entry / 'tensors').iterdir()
-    assert len(held_open(str(arena))) == 1
-    os.close(os.open(structure, os.O_WRONLY | os.O_NONBLOCK))
+    until = time.monotonic() + 30
+    while len(held_open(str(arena))) != 1:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    while True:
+        try:
+            os.close(os.open(structure, os.O_WRONLY | os.O_NONBLOCK))
+            break
+        except OSError:  # it does not wait there yet
+            assert time.monotonic() < until
+            time.sleep(0.01)
     until = time.monotonic() + 5
     while held_open(str(arena)) and time.monotonic() < until:
         time.sleep(0.01)
