@@ -130,13 +130,13 @@ PyObject *to_result(Opened *found) {
 // None where it takes longer than until then.
 PyObject *wait_for(const std::shared_ptr<Opening> &opening, std::chrono::steady_clock::time_point until) {
   using std::chrono::steady_clock;
+  // In parts: a signal wakes nobody here. Once more at the end, since the GIL may have been away for long.
+  const steady_clock::duration part = std::chrono::milliseconds(100), none{};
   bool done = false;
-  while (!done) {
-    const auto left = until - steady_clock::now();
-    if (left <= steady_clock::duration::zero()) break;
+  for (auto left = part; !done && left > none;) {
+    left = std::max(none, until - steady_clock::now());
     Py_BEGIN_ALLOW_THREADS;
-    // In parts: a signal wakes nobody here.
-    done = opening->wait(std::min<steady_clock::duration>(left, std::chrono::milliseconds(100)));
+    done = opening->wait(std::min(left, part));
     Py_END_ALLOW_THREADS;
     if (!done && PyErr_CheckSignals() != 0) return nullptr;
   }

@@ -192,7 +192,11 @@ class Opener {
     while (have < bytes->size()) {
       const ssize_t n = read(file.fd.get(), bytes->data() + have, bytes->size() - have);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return errno;
+      if (n < 0) {
+        const int error = errno;
+        bytes->clear();
+        return error;
+      }
       if (n == 0) break;
       have += static_cast<size_t>(n);
     }

@@ -326,6 +326,25 @@ def test_names_that_are_not_unicode(tmp_path):
     assert opened(entry)[1] == 0
 
 
+def test_files_that_are_open_in_time_are_found_late(entry):
+    """As where another thread has the GIL for longer than that."""
+    pipe = fifo(entry / "structure.pkl")
+    running = threads()
+
+    def wake(number, frame):
+        release(pipe)
+        until(lambda: threads() == running)
+        time.sleep(max(0.0, start + 1.2 - time.monotonic()))
+
+    old = signal.signal(signal.SIGALRM, wake)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        start = time.monotonic()
+        assert opened(entry, seconds=1.0)[1:3] == (6, "structure.pkl")
+    finally:
+        signal.signal(signal.SIGALRM, old)
+
+
 FILTERED = """
 import ctypes, os, struct, sys
 number = {"x86_64": 332, "aarch64": 291}[os.uname().machine]

@@ -36,6 +36,16 @@ def close_all(fds: list[int]) -> None:
         close(fds.pop())
 
 
+class Descriptors:
+    """Closes those that it has when nothing refers to it any more, whatever interrupts who uses them."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def __del__(self) -> None:
+        close_all(self.numbers)
+
+
 @dataclass(slots=True)
 class OpenEntry:
     """A published or staged entry, held open; the descriptors are the lease until the mappings have theirs."""
@@ -48,17 +58,18 @@ class OpenEntry:
     leases: list[int] = field(default_factory=list)  # where the arenas' descriptors are none: files, or the folder
     folder: int = -1  # of a plain directory's entry
     store: Store | None = None  # which is there when the arenas are read, and may hang then
-    # What closes the descriptors when nothing refers to it any more; without it the arenas are closed one by one.
+    # What closes the descriptors when nothing refers to them any more; without any the arenas are closed one by one.
     opened: object = None
+    memory: Descriptors | None = None
 
     def files(self) -> list[str]:
         """All that it consists of, in its folder."""
         return ['manifest', 'structure.pkl', *(os.path.join('tensors', a.name) for a in self.manifest.arenas)]
 
     def close(self) -> None:
-        if self.opened is None or self.access == 'fd':
+        if self.opened is None:
             close_all(self.arenas)
-        self.arenas, self.leases, self.folder, self.opened = [], [], -1, None
+        self.arenas, self.leases, self.folder, self.opened, self.memory = [], [], -1, None, None
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from overmind_cext import open_entry
 from overmind import directory
 from overmind.advice import meaning
 from overmind.deadline import guarded, hanging
-from overmind.entries import Opened, OpenEntry, Way, check_size, close, close_all, close_entry, is_still, read_file
+from overmind.entries import Descriptors, Opened, OpenEntry, Way, check_size, close, close_entry, is_still, read_file
 from overmind.errors import CorruptEntry, Hangs, StillHangs, StoreError
 from overmind.locks import Lock, hold, keep_from_children, let_children_have
 from overmind.logs import warn_once
@@ -176,6 +176,7 @@ class Store:
                 opened.close()
                 self.guard(self._check_root)
                 opened = self._opened(folder)
+            way = self.way  # which another thread may find to be another one
             try:
                 if missing_ok and opened.is_missing():
                     return None
@@ -183,8 +184,8 @@ class Store:
                     opened.check(base)
                 manifest = self._decoded(opened.manifest, folder)
                 opened.check(base)
-                entry = opened.entry(manifest, self.way, self)
-                if self.way != 'fd' or self._passes(entry, folder, [inode for *_, inode in opened.arenas]):
+                entry = opened.entry(manifest, way, self)
+                if way != 'fd' or self._passes(entry, folder, [inode for *_, inode in opened.arenas]):
                     return entry
                 if not missing_ok or self.guard(functools.partial(is_still, base, opened.folder)):
                     raise CorruptEntry(f'{base}: the daemon does not know its arenas')
@@ -209,20 +210,18 @@ class Store:
         place, id = os.path.split(folder)
         arenas = entry.manifest.arenas
 
-        def ask() -> list[int]:
-            memory: list[int] = []
-            try:
-                for a, inode in zip(arenas, inodes, strict=True):
-                    memory.append(self.memory('staging' if place == 'staging' else 'pipelines', id, a.name, inode))
-                    check_size(a.name, os.fstat(memory[-1]).st_size, a.nbytes)
-            except BaseException:
-                close_all(memory)
-                raise
-            return memory
+        def ask() -> Descriptors:
+            found = Descriptors()
+            for a, inode in zip(arenas, inodes, strict=True):
+                fd = self.memory('staging' if place == 'staging' else 'pipelines', id, a.name, inode)
+                found.numbers.append(fd)
+                check_size(a.name, os.fstat(fd).st_size, a.nbytes)
+            return found
 
         entry.access = 'read'  # until there is memory
         try:
-            entry.arenas, entry.leases, entry.access = self._guarded(ask, close_all), entry.arenas, 'fd'
+            entry.memory = self._guarded(ask)
+            entry.arenas, entry.leases, entry.access = entry.memory.numbers, entry.arenas, 'fd'
         except FileNotFoundError:
             entry.close()
             return False
@@ -295,7 +294,7 @@ class Store:
         except OSError as e:
             raise self.explain(e) from e
 
-    def _guarded(self, work: Callable[[], T], late: Callable[[T], None] | None, seconds: float = 0) -> T:
+    def _guarded(self, work: Callable[[], T], late: Callable[[T], None] | None = None, seconds: float = 0) -> T:
         self._raise_if_hung()
         try:
             return guarded(self.root, seconds or self.deadline, work, late)

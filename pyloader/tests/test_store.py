@@ -160,3 +160,15 @@ def test_a_socket_that_fails_has_the_files_read(
     assert found is not None
     assert found.access == 'read'
     found.close()
+
+
+def test_memory_that_was_passed_goes_with_the_entry(
+    entry: pathlib.Path, passing: Callable[[Callable[[], None]], Store]
+) -> None:
+    """As where a signal's handler raises while the entry is handed on."""
+    found = passing(lambda: None).read(entry.name)
+    assert found is not None
+    assert found.memory is not None
+    assert len(open_of(entry)) == 3
+    del found
+    assert not open_of(entry)

@@ -23,7 +23,7 @@ from overmind.key.signatures import signature_of
 from overmind.key.wire import pack_all, text
 
 # Another one where older loaders cannot read a structure.pkl of this one: they and this one then have entries apart.
-FORMAT = '4'
+FORMAT = '5'
 
 # Read by the libraries while they load, each found in their sources, and able to change what comes back.
 ENVIRONMENT = (
