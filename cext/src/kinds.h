@@ -5,6 +5,7 @@
 
 #include <new>
 #include <unordered_set>
+#include <utility>
 
 class Kinds {
  public:
@@ -38,7 +39,7 @@ class Kinds {
         if (!ok) return false;
       }
       PyObject *below = values(module, modules_name_);
-      const bool ok = below && (PyList_Size(below) == 0 || PyList_SetSlice(todo, PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, below) == 0);
+      const bool ok = below && PyList_SetSlice(todo, PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, below) == 0;
       Py_XDECREF(below);
       if (!ok) return false;
     }
@@ -75,7 +76,7 @@ class Kinds {
     if (!all) return nullptr;
     PyObject *list = nullptr;
     if (PyDict_Check(all)) {
-      list = PyDict_Size(all) == 0 ? PyList_New(0) : PyDict_Values(all);
+      list = PyDict_Values(all);
     } else {  // a scripted module's
       const int some = PyObject_IsTrue(all);
       PyObject *found = some > 0 ? PyObject_CallMethodObjArgs(all, values_name_, nullptr) : nullptr;

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from overmind import cache, chance, statistics
+from overmind import cache, chance
 from overmind.api import load, stats
 from overmind.errors import Bypass, StoreError
 
@@ -51,16 +51,6 @@ def open_file(path: str) -> Any:
 
 def dies(path: str) -> Any:
     raise KeyError('from the user')
-
-
-@pytest.fixture
-def root(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    folder = tmp_path / 'root'
-    folder.mkdir()
-    monkeypatch.setenv('OVERMIND_ROOT', str(folder))
-    monkeypatch.setattr(cache, '_given_up', {})
-    monkeypatch.setattr(statistics, '_stats', statistics.Stats())
-    return folder
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from overmind import cache
 from overmind.api import load
 from overmind.errors import CorruptEntry
 from overmind.store import Store
@@ -18,15 +17,6 @@ from overmind.store import Store
 
 def make(path: str) -> torch.Tensor:
     return torch.load(path)
-
-
-@pytest.fixture
-def root(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    folder = tmp_path / 'root'
-    folder.mkdir()
-    monkeypatch.setenv('OVERMIND_ROOT', str(folder))
-    monkeypatch.setattr(cache, '_given_up', {})
-    return folder
 
 
 @pytest.fixture
