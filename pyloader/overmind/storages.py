@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from overmind.entries import OpenEntry
-from overmind.settings import Pin
+from overmind.settings import Pin, Populate
 
 # (code, bits) of DLPack, of what every supported torch takes.
 _DLPACK = {
@@ -14,6 +14,9 @@ _DLPACK = {
     'float16': (2, 16), 'float32': (2, 32), 'float64': (2, 64), 'bfloat16': (4, 16),
     'complex64': (5, 64), 'complex128': (5, 128),
 }  # fmt: skip
+
+
+_POPULATE: dict[Populate, int] = {'no': 0, 'yes': 1, 'auto': 2}
 
 
 class Mapped:
@@ -26,7 +29,7 @@ class Mapped:
     silently.
     """
 
-    def __init__(self, torch: Any, entry: OpenEntry, populate: bool = False, pin: Pin = 'off') -> None:
+    def __init__(self, torch: Any, entry: OpenEntry, populate: Populate = 'no', pin: Pin = 'off') -> None:
         import overmind_cext
 
         self._torch, self._manifest = torch, entry.manifest
@@ -35,9 +38,11 @@ class Mapped:
         self._owners: dict[int, Any] | None = None  # by row, the tensor that came with a storage
         self._arenas: list[Any] = []
         copy, leases = entry.access == 'read', entry.leases or [-1] * len(entry.arenas)
+        if populate == 'auto' and entry.access == 'directory':
+            populate = 'no'  # a file that was truncated would end a program that never uses it
         for file, fd, lease in zip(entry.manifest.arenas, entry.arenas, leases, strict=True):
             make = functools.partial(
-                overmind_cext.map_arena, nbytes=file.nbytes, populate=populate, copy=copy, lease=lease
+                overmind_cext.map_arena, nbytes=file.nbytes, populate=_POPULATE[populate], copy=copy, lease=lease
             )
             self._arenas.append(entry.store.patiently_with(fd, make) if copy and entry.store else make(fd))
         # At once: the helper needs capsules that are not consumed.
