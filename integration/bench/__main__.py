@@ -22,6 +22,7 @@ from integration.bench.opponents import (
     PLAIN_OLDER,
     READERS,
     THEIRS,
+    UNPICKLER,
     Opponent,
 )
 from integration.bench.report import Results
@@ -35,7 +36,10 @@ from integration.harness.runs import RunError
 PARTS = ('times', 'restart', 'memory', 'storages', 'crowd', 'daemon')
 QUICK_PARTS = ('times', 'memory', 'crowd', 'daemon')
 # With --quick: the workloads of which a comparison with the other environments is promised, and all readers on one.
-_QUICK = {PLAIN: 'all', OURS: 'all', PLAIN_OLDER: 'a', OURS_OLDER: 'a', THEIRS: 'a c f', **dict.fromkeys(READERS, 'c')}
+_QUICK = {
+    PLAIN: 'all', OURS: 'all', UNPICKLER: 'a a-models c h', PLAIN_OLDER: 'a', OURS_OLDER: 'a', THEIRS: 'a c f',
+    **dict.fromkeys(READERS, 'c'),
+}  # fmt: skip
 _NODE = 'overmind-fs, OVERMIND_DROP_SOURCES=1'
 
 

@@ -94,11 +94,22 @@ class Packed(Cache):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def converter(self, load: str, source: Path, dtype: str) -> list[str]:
+        """Arguments of the interpreter that makes it."""
+        return ['-m', 'integration.bench.pack', str(source), str(self.folder)]
+
     def clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
         self.clear()
+
+
+class Unpickled(Packed):
+    """The graph of a load as stock pickle writes it, its tensors as a table."""
+
+    def converter(self, load: str, source: Path, dtype: str) -> list[str]:
+        return ['-m', 'integration.bench.unpickling', load, str(source), str(self.folder), '--dtype', dtype]
 
 
 def caches(root: Path, scratch: Path) -> dict[str, Cache]:
@@ -107,4 +118,5 @@ def caches(root: Path, scratch: Path) -> dict[str, Cache]:
         'overmind-fs': Ours(root),
         'overmind-cache': Theirs(scratch / 'overmind-cache.log'),
         'flashpack': Packed(scratch / 'flashpack'),
+        'unpickled': Unpickled(scratch / 'unpickled'),
     }

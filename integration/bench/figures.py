@@ -11,7 +11,7 @@ from integration.bench import restart
 from integration.bench.daemon import MANY
 from integration.bench.measure import Timing
 from integration.bench.memory import Footprint
-from integration.bench.opponents import OURS, OURS_OLDER, PLAIN, PLAIN_OLDER, THEIRS, Opponent
+from integration.bench.opponents import OURS, OURS_OLDER, PLAIN, PLAIN_OLDER, THEIRS, UNPICKLER, Opponent
 
 Footprints = Mapping[tuple[str, str], Sequence[Footprint]]
 
@@ -52,6 +52,7 @@ def _of_workload(timings: Timings, letter: str, memcpy: float | None) -> dict[st
         'rebuild.plain-older': faster('load', PLAIN_OLDER, OURS_OLDER),
         'rebuild.overmind-cache': faster('load', THEIRS, OURS),
         'rebuild.overmind-cache-older': faster('load', THEIRS, OURS_OLDER),
+        'rebuild.unpickler': _ratio(timings.stage(letter, OURS, 'load'), timings.stage(letter, UNPICKLER, 'load')),
         'touch.plain': faster('touch', PLAIN, OURS),
         'touch.overmind-cache': faster('touch', THEIRS, OURS_OLDER),  # of the same rounds
         'fill.plain': _ratio(filled, plain),

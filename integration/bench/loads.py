@@ -159,6 +159,18 @@ def _importing(*names: str) -> Callable[[], None]:
     return imports
 
 
+def _import_all() -> None:
+    program.import_libraries()
+    _import_stable_diffusion()
+    _import_llama()
+
+
+def _unpickled(folder: Path, dtype: torch.dtype) -> Any:
+    from integration.bench.unpickling import read
+
+    return read(folder)
+
+
 TENSOR_LOADS = {
     'load_file': Load(_importing('safetensors.torch'), _load_file),
     'torch.load': Load(_importing(), _torch_load(mapped=False)),
@@ -166,6 +178,7 @@ TENSOR_LOADS = {
     'runai': Load(_importing('runai_model_streamer'), _streamed),
     'fastsafetensors': Load(_importing('fastsafetensors'), _fastsafetensors),
     'flashpack': Load(_importing('flashpack.deserialization'), _flashpack),
+    'unpickled': Load(_import_all, _unpickled),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from integration.bench.caches import Cache, Packed
 from integration.bench.environments import CURRENT
-from integration.bench.opponents import OURS, Opponent
+from integration.bench.opponents import OURS, UNPICKLER, Opponent
 from integration.bench.workloads import Workload
 from integration.checkpoints import build
 from integration.harness.places import REPOSITORY, checkpoint_folder
@@ -111,6 +111,8 @@ def line(workload: Workload, opponent: Opponent, folder: Path) -> list[str]:
 
 def suits(workload: Workload, opponent: Opponent) -> bool:
     """Readers of files are for workloads whose tensors they can read; the names in the files of (a) are not unique."""
+    if opponent is UNPICKLER:
+        return not workload.slow  # bitsandbytes has tensors that stock pickle writes whole
     if not opponent.reader:
         return workload.compared or opponent.environment is CURRENT
     kinds = workload.tensors.split()
@@ -143,7 +145,7 @@ def fill(
     folder = _folder(workload, opponent, size)
     words = line(workload, opponent, folder)
     if isinstance(cache, Packed):
-        words = [words[0], '-m', 'integration.bench.pack', str(folder), str(cache.folder)]
+        words = [words[0], *cache.converter(workload.load, folder, workload.dtype)]
     result = run(words, opponent, cache.root if cache else None, more)
     _must_be(result, 'miss')
     return result

@@ -24,6 +24,8 @@ class Opponent:
 
 PLAIN = Opponent('plain', CURRENT)
 OURS = Opponent('overmind-fs', CURRENT, 'overmind-fs')
+# None that anybody uses, but what no cache of this design can be much faster than.
+UNPICKLER = Opponent('C unpickler and tensors alone', CURRENT, 'unpickled', reader='unpickled')
 PLAIN_OLDER = Opponent('plain (transformers 4.57)', OLDER)
 OURS_OLDER = Opponent('overmind-fs (transformers 4.57)', OLDER, 'overmind-fs')
 THEIRS = Opponent('overmind-cache 1.1.2', OVERMIND_CACHE, 'overmind-cache')
@@ -36,5 +38,5 @@ READERS = (
     Opponent('flashpack', TENSORS, 'flashpack', reader='flashpack'),
 )
 # Those of a group are measured in turn; what one group cached is gone when the next begins.
-GROUPS = ((PLAIN, OURS), (PLAIN_OLDER, OURS_OLDER, THEIRS), READERS)
+GROUPS = ((PLAIN, OURS, UNPICKLER), (PLAIN_OLDER, OURS_OLDER, THEIRS), READERS)
 OPPONENTS = tuple(opponent for group in GROUPS for opponent in group)

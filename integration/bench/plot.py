@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from integration.bench.environments import TENSORS
+from integration.bench.opponents import UNPICKLER
 from integration.harness.places import REPOSITORY
 
 _COLOURS = {'import': '#c7c7c7', 'patch': '#8c564b', 'load': '#1f77b4', 'touch': '#ff9f40', 'prompt': '#2ca02c'}
@@ -89,6 +90,8 @@ def main() -> None:
     found = json.loads(Path(sys.argv[1]).read_text())
     panels: dict[str, list[dict[str, Any]]] = {}
     for timing in found['timings']:
+        if timing['opponent'] == UNPICKLER.name:
+            continue  # it has no weights to touch
         panels.setdefault(timing['workload'], []).append(timing)
     loads: dict[str, dict[str, float | None]] = {}
     for one in found['amortisation']:

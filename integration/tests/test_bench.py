@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from integration.bench import promises
+from integration.bench import promises, unpickling
 from integration.bench.figures import break_even, figures
 from integration.bench.measure import Timing
 from integration.bench.memory import Footprint
-from integration.bench.opponents import OURS, PLAIN
+from integration.bench.opponents import OURS, PLAIN, UNPICKLER
 from integration.bench.report import Results, as_json, memory_table, text
 from integration.bench.workloads import WORKLOADS
 from integration.harness.places import REPOSITORY
@@ -94,14 +94,34 @@ def test_failure_is_in_the_table_and_in_the_json() -> None:
 def test_benchmark_of_a_tiny_model(tmp_path: Path) -> None:
     output = tmp_path / 'figures.json'
     line = [sys.executable, '-m', 'integration.bench', '--size=tiny', '--only=times', '--workloads=c', '--repeat=1']
-    line += ['--opponents=plain,overmind-fs', f'--output={output}']
+    line += [f'--opponents=plain,overmind-fs,{UNPICKLER.name}', f'--output={output}']
     done = subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     measured = json.loads(output.read_text())
-    assert [(one['opponent'], one['failure']) for one in measured['timings']] == [('plain', ''), ('overmind-fs', '')]
+    found = [(one['opponent'], one['failure']) for one in measured['timings']]
+    assert found == [('plain', ''), ('overmind-fs', ''), (UNPICKLER.name, '')]
     assert {'import', 'patch', 'load', 'touch'} <= measured['timings'][1]['stages'].keys()
     assert measured['timings'][1]['fill']['median'] > 0
-    assert 'c.rebuild.plain' in measured['figures']
+    assert {'c.rebuild.plain', 'c.rebuild.unpickler'} <= measured['figures'].keys()
+
+
+@FIGURES
+def test_floor_has_the_graph_of_the_load(tmp_path: Path) -> None:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Embedding(7, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 7, bias=False))
+    model[2].weight = model[0].weight
+    model[1].weight.requires_grad_(False)
+    unpickling.write(model, tmp_path)
+    found = unpickling.read(tmp_path)
+    assert [type(part) for part in found] == [type(part) for part in model]
+    assert found[2].weight is found[0].weight
+
+    def facts(one: torch.nn.Module) -> list[object]:
+        tensors = [*one.named_parameters(), *one.named_buffers()]
+        return [(name, type(t), t.dtype, t.shape, t.requires_grad) for name, t in tensors]
+
+    assert facts(found) == facts(model)
 
 
 @FIGURES
