@@ -102,9 +102,8 @@ func publish(t *testing.T, s *store.Store, id string) *store.Entry {
 	return e
 }
 
-func takeover(t *testing.T, c *net.UnixConn, log io.Writer) *Takeover {
-	calls := store.NewOS()
-	h := &Takeover{c: c, os: &calls, log: slog.New(slog.NewTextHandler(log, nil)), have: map[uint64]*parcel{}}
+func takeover(t *testing.T, c *net.UnixConn, into *store.Store, log io.Writer) *Takeover {
+	h := &Takeover{c: c, into: into, log: slog.New(slog.NewTextHandler(log, nil)), have: map[uint64]*parcel{}}
 	t.Cleanup(h.Close)
 	return h
 }
@@ -120,7 +119,7 @@ func TestChangesBetweenTheParts(t *testing.T) {
 	o := offer{c: old, store: s, sent: map[uint64]bool{}}
 	begun := make(chan error)
 	go func() { begun <- o.entries(s.Records(false)) }()
-	h := takeover(t, young, io.Discard)
+	h := takeover(t, young, into, io.Discard)
 	collected := make(chan []*store.Adoption)
 	go func() {
 		all, err := h.Collect(context.Background())
@@ -161,7 +160,7 @@ func TestChangesBetweenTheParts(t *testing.T) {
 func TestDamagedEntryIsLeftOut(t *testing.T) {
 	old, young := pair(t)
 	var log bytes.Buffer
-	h := takeover(t, young, &log)
+	h := takeover(t, young, newStore(t), &log)
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	must(t, err)
 	for _, m := range []struct {
@@ -195,7 +194,7 @@ func TestRefusalIsTold(t *testing.T) {
 	message, _, err := fdpass.Receive(young)
 	must(t, err)
 	must(t, reply(message))
-	h := takeover(t, young, io.Discard)
+	h := takeover(t, young, newStore(t), io.Discard)
 	if _, err := h.Collect(context.Background()); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "another takeover") {
 		t.Errorf("%v", err)
 	}
@@ -234,7 +233,7 @@ func TestNonsenseIsRefused(t *testing.T) {
 			}
 			closeFD(fd)
 			must(t, old.Close())
-			h := takeover(t, young, io.Discard)
+			h := takeover(t, young, newStore(t), io.Discard)
 			if _, err := h.Collect(context.Background()); !errors.Is(err, m.want) {
 				t.Errorf("%v, want %v", err, m.want)
 			}
@@ -247,7 +246,7 @@ func TestInterruptedBeforeTheEnd(t *testing.T) {
 	old, young := pair(t)
 	s := newStore(t)
 	publish(t, s, "a")
-	h := takeover(t, young, io.Discard)
+	h := takeover(t, young, newStore(t), io.Discard)
 	o := offer{c: old, store: s, sent: map[uint64]bool{}}
 	must(t, o.entries(s.Records(false)))
 	ctx, interrupt := context.WithCancel(context.Background())

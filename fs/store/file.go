@@ -15,7 +15,7 @@ const (
 	arena                 // gets its size and all of its memory at once
 )
 
-// File is the memfd of an arena, a manifest or a structure.pkl.
+// File is an arena, a manifest or a structure.pkl: a memfd, or in a published entry also a slot of the pack.
 type File struct {
 	store  *Store
 	entry  *Entry
@@ -26,7 +26,7 @@ type File struct {
 	writing sync.Mutex // held while a blob is written, so that its size and its bytes agree; taken before store.mu
 
 	// guarded by store.mu
-	fd       int // valid while refs > 0
+	place        // valid while refs > 0, and the same while there is a handle
 	refs     int // the entry, every handle, and slow work under way
 	attached bool
 	in       bucket
@@ -84,8 +84,12 @@ type Handle struct {
 // File is what the handle is open on.
 func (h *Handle) File() *File { return h.file }
 
-// FD returns the memfd, valid until Release. It must not be closed.
+// FD returns the memfd that the bytes are in, valid until Release. It must not be closed, nor, but for that of an arena,
+// be given to anybody: it may be the pack.
 func (h *Handle) FD() int { return h.file.fd }
+
+// Base is where in FD the bytes begin; 0 for an arena.
+func (h *Handle) Base() int64 { return h.file.base }
 
 // Open opens the file; pid is the process that asks, for Info.LeasePIDs.
 func (f *File) Open(write bool, pid int) (*Handle, error) {
@@ -157,8 +161,11 @@ func (f *File) unref() {
 	if f.refs > 0 {
 		return
 	}
-	_ = unix.Close(f.fd) // a memfd has nothing to flush
-	f.fd = -1
+	if f.packed {
+		f.store.packed--
+	}
+	f.store.vacate(f.place)
+	f.place = place{fd: -1}
 	f.store.recount(f.mem, func() { f.mem.files[f.in]-- })
 	delete(f.store.files, f)
 }
@@ -237,7 +244,7 @@ func (e *Entry) add(kind fileKind, dir, name string, fd int, mem *memory) *File 
 	s := e.store
 	f := &File{
 		store: s, entry: e, name: name, kind: kind, serial: s.nextSerial(),
-		fd: fd, refs: 1, attached: true, in: inStaging, mem: mem, mtime: s.opts.Now(),
+		place: place{fd: fd}, refs: 1, attached: true, in: inStaging, mem: mem, mtime: s.opts.Now(),
 	}
 	e.files(dir).add(f)
 	s.files[f] = struct{}{}
