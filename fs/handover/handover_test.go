@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -200,6 +201,63 @@ func TestRefusalIsTold(t *testing.T) {
 	}
 	if err := <-ended; !errors.Is(err, store.ErrBusy) {
 		t.Error(err)
+	}
+}
+
+// Where there is no descriptor to hand a small file over, both sides hear of it, and the running daemon goes on.
+func TestSmallFileCannotBeLent(t *testing.T) {
+	old, young := pair(t)
+	var full atomic.Bool
+	calls := store.NewOS()
+	real := calls.MemfdCreate
+	calls.MemfdCreate = func(name string, flags int) (int, error) {
+		if full.Load() {
+			return -1, unix.EMFILE
+		}
+		return real(name, flags)
+	}
+	s := store.New(store.Options{MaxBytes: 64 * size, OS: calls})
+	t.Cleanup(s.Close)
+	publish(t, s, "a")
+	full.Store(true)
+	ended := make(chan error)
+	go func() { ended <- Offer(context.Background(), old, s, nil) }()
+	message, _, err := fdpass.Receive(young)
+	must(t, err)
+	must(t, reply(message))
+	h := takeover(t, young, newStore(t), io.Discard)
+	if _, err := h.Collect(context.Background()); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "too many open files") {
+		t.Errorf("%v", err)
+	}
+	if err := <-ended; !errors.Is(err, unix.EMFILE) || !strings.Contains(err.Error(), "hand a over") {
+		t.Error(err)
+	}
+	full.Store(false)
+	publish(t, s, "b")
+	must(t, s.Check())
+}
+
+// A takeover that ends half-way leaves nothing of what was packed.
+func TestPackedFilesAreGivenUp(t *testing.T) {
+	old, young := pair(t)
+	s, into := newStore(t), newStore(t)
+	for _, id := range []string{"a", "b", "c"} {
+		publish(t, s, id)
+	}
+	before := openFiles(t)
+	h := takeover(t, young, into, io.Discard)
+	o := offer{c: old, store: s, sent: map[uint64]bool{}}
+	must(t, o.entries(s.Records(false)))
+	must(t, o.send(schema.Parcel{Kind: control.ParcelKindFailed, Message: "no more"}.Encode(), -1))
+	if _, err := h.Collect(context.Background()); !errors.Is(err, ErrRefused) {
+		t.Errorf("%v", err)
+	}
+	if n := openFiles(t) - before; n < 3 || n > 6 { // two arenas, the pack, and one entry that was not checked yet
+		t.Errorf("%d descriptors for three entries", n)
+	}
+	h.Close()
+	if n := openFiles(t); n != before-1 { // the connection
+		t.Errorf("%d descriptors before, %d after", before, n)
 	}
 }
 
