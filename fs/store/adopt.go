@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"time"
+	"unique"
 
 	"golang.org/x/sys/unix"
 
@@ -244,6 +245,7 @@ func (s *Store) adopt(a *Adoption, same map[memfdID]*memory) error {
 		e.hadLock, e.lockPID, e.hasTensors = a.PID != 0, int(a.PID), a.HasTensors
 	} else {
 		e.state, e.facts, e.hasTensors = Published, a.facts, true
+		e.released = nil // nobody can write any more
 		e.hits, e.pinned, e.lastUse = a.Hits, a.Pinned, time.Unix(0, a.LastUseNS)
 	}
 	if table[a.ID] != nil {
@@ -251,10 +253,10 @@ func (s *Store) adopt(a *Adoption, same map[memfdID]*memory) error {
 	}
 	for _, p := range a.files {
 		f := &File{
-			store: s, entry: e, name: p.Name, serial: p.Serial, place: p.place, refs: 1, attached: true, in: in,
-			huge: p.Huge, mtime: e.created, foreign: a.Staging,
+			store: s, entry: e, name: unique.Make(p.Name).Value(), serial: p.Serial, place: p.place, refs: 1, attached: true, in: in,
+			huge: p.Huge, written: e.created.UnixNano(), foreign: a.Staging,
 		}
-		if p.packed {
+		if p.packed() {
 			s.packed++
 			f.mem = newMemory(in)
 		} else {

@@ -159,7 +159,7 @@ func (s *Store) descriptors() int {
 // hasMemfds says whether descriptors come back when the entry goes. Its small files have none.
 func (e *Entry) hasMemfds() bool {
 	has := e.store.opts.Keeper != nil
-	e.allFiles(func(f *File) { has = has || !f.packed })
+	e.allFiles(func(f *File) { has = has || !f.packed() })
 	return has
 }
 

@@ -18,10 +18,10 @@ func (s *Store) Check() error {
 
 	var sum [buckets]uint64
 	holders := map[*memory][]*File{}
-	slots := map[int64]*File{}
+	slots := map[uint32]*File{}
 	for f := range s.files {
 		holders[f.mem] = append(holders[f.mem], f)
-		refs := len(f.handles)
+		refs := int32(len(f.handles))
 		if f.attached {
 			refs++
 		}
@@ -31,11 +31,11 @@ func (s *Store) Check() error {
 		if f.attached == (f.in == inDraining) {
 			fail("%s/%s: attached %v, bucket %d", f.entry.id, f.name, f.attached, f.in)
 		}
-		if f.packed {
-			if twice := slots[f.base]; twice != nil {
+		if f.packed() {
+			if twice := slots[f.slot]; twice != nil {
 				fail("%s/%s and %s/%s have one slot", f.entry.id, f.name, twice.entry.id, twice.name)
 			}
-			slots[f.base] = f
+			slots[f.slot] = f
 			if err := s.checkPacked(f); err != nil {
 				fail("%s/%s: %w", f.entry.id, f.name, err)
 			}
@@ -116,7 +116,7 @@ func (s *Store) Check() error {
 				if f.writers > 0 {
 					fail("%s[%s]/%s: %d writers", name, id, f.name, f.writers)
 				}
-				if f.packed {
+				if f.packed() {
 					return // the daemon is all that protects it
 				}
 				if seals, err := unix.FcntlInt(uintptr(f.fd), unix.F_GET_SEALS, 0); err != nil || seals&baseSeals != baseSeals {
@@ -139,12 +139,10 @@ func (s *Store) checkPacked(f *File) error {
 		return err
 	case f.kind != blob || f.entry.state == Staging || f.writers > 0 || f.foreign:
 		return errors.New("must not be packed")
-	case f.fd != s.pack.fd || f.base%slotSize != 0 || f.base >= int64(s.pack.end)*slotSize:
-		return fmt.Errorf("at %d of descriptor %d, which is no slot", f.base, f.fd)
-	case slices.Contains(s.pack.free, uint32(f.base/slotSize)):
-		return fmt.Errorf("its slot %d is free", f.base/slotSize)
-	case f.mem.bytes > slotSize || uint64(f.base)+f.mem.bytes > size || f.mem.holders() != 1:
-		return fmt.Errorf("%d bytes at %d of %d, of %d files", f.mem.bytes, f.base, size, f.mem.holders())
+	case f.fd != s.pack.fd || f.slot > s.pack.end || slices.Contains(s.pack.free, f.slot):
+		return fmt.Errorf("slot %d of descriptor %d is not in use", f.slot, f.fd)
+	case f.mem.bytes > slotSize || uint64(f.base())+f.mem.bytes > size || f.mem.holders() != 1:
+		return fmt.Errorf("%d bytes at %d of %d, of %d files", f.mem.bytes, f.base(), size, f.mem.holders())
 	}
 	return nil
 }

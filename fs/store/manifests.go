@@ -104,7 +104,7 @@ func decodeAt(at place, size uint64) (*schema.Manifest, error) {
 	if size == 0 {
 		return nil, fmt.Errorf("%w: empty", schema.ErrMalformed)
 	}
-	buf, err := unix.Mmap(at.fd, at.base, int(size), unix.PROT_READ, unix.MAP_SHARED)
+	buf, err := unix.Mmap(at.fd, at.base(), int(size), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map manifest: %w", err)
 	}

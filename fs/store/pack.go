@@ -20,13 +20,13 @@ const slotSize = 64 << 10
 type pack struct {
 	os   *OS
 	fd   int      // -1: there is none
-	end  uint32   // slots that the memfd has had in use
-	free []uint32 // those below end that are empty
+	end  uint32   // the last slot that was ever in use; the first one is 1
+	free []uint32 // those up to end that are empty
 	used int
 }
 
-// put copies the size bytes of a sealed memfd into a slot, and returns where in p.fd that is.
-func (p *pack) put(from int, size uint64) (base int64, err error) {
+// put copies the size bytes of a sealed memfd into a slot.
+func (p *pack) put(from int, size uint64) (slot uint32, err error) {
 	data := make([]byte, size)
 	if err := readFull(from, data, 0); err != nil {
 		return 0, err
@@ -36,40 +36,51 @@ func (p *pack) put(from int, size uint64) (base int64, err error) {
 			return 0, err
 		}
 	}
-	slot := p.end
 	if n := len(p.free); n > 0 {
 		slot, p.free = p.free[n-1], p.free[:n-1]
 	} else {
 		p.end++
+		slot = p.end
 	}
 	p.used++
-	base = int64(slot) * slotSize
-	if err := writeFull(p.os, p.fd, data, base); err != nil {
-		return 0, errors.Join(err, p.drop(base))
+	if err := writeFull(p.os, p.fd, data, slotBase(slot)); err != nil {
+		return 0, errors.Join(err, p.drop(slot))
 	}
-	return base, nil
+	return slot, nil
 }
 
-// drop empties the slot at base. Where that fails, the slot is not used again, lest a later file shows bytes of this one
+// slotBase is where a slot begins in the memfd.
+func slotBase(slot uint32) int64 { return (int64(slot) - 1) * slotSize }
+
+// drop empties a slot. Where that fails, the slot is not used again, lest a later file shows bytes of this one
 // behind its end.
-func (p *pack) drop(base int64) error {
+func (p *pack) drop(slot uint32) error {
 	if p.used--; p.used == 0 {
 		_ = unix.Close(p.fd) // a memfd has nothing to flush
 		*p = pack{os: p.os, fd: -1}
 		return nil
 	}
-	if err := p.os.Fallocate(p.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, base, slotSize); err != nil {
+	if err := p.os.Fallocate(p.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, slotBase(slot), slotSize); err != nil {
 		return fmt.Errorf("punch a hole: %w", err)
 	}
-	p.free = append(p.free, uint32(base/slotSize))
+	p.free = append(p.free, slot)
 	return nil
 }
 
 // place is where the bytes of a file are: in a memfd of its own, or in a slot of the pack.
 type place struct {
-	fd     int
-	base   int64 // where they begin in fd
-	packed bool
+	fd   int
+	slot uint32 // 0: all of fd
+}
+
+func (p place) packed() bool { return p.slot != 0 }
+
+// base is where they begin in fd.
+func (p place) base() int64 {
+	if !p.packed() {
+		return 0
+	}
+	return slotBase(p.slot)
 }
 
 // intoPack copies a file from its own sealed memfd into the pack, and closes the memfd. On error it stays as it is.
@@ -77,22 +88,22 @@ func (s *Store) intoPack(at *place, size uint64) error {
 	if size > slotSize {
 		return fmt.Errorf("%w: %d bytes", ErrTooLarge, size)
 	}
-	base, err := s.pack.put(at.fd, size)
+	slot, err := s.pack.put(at.fd, size)
 	if err != nil {
 		return err
 	}
 	_ = unix.Close(at.fd)
-	*at = place{fd: s.pack.fd, base: base, packed: true}
+	*at = place{fd: s.pack.fd, slot: slot}
 	return nil
 }
 
 // vacate frees the memory at a place, or this descriptor on it. The caller has s.mu.
 func (s *Store) vacate(at place) {
-	if !at.packed {
+	if !at.packed() {
 		_ = unix.Close(at.fd)
 		return
 	}
-	if err := s.pack.drop(at.base); err != nil {
+	if err := s.pack.drop(at.slot); err != nil {
 		s.log.Warn("the memory of a small file is not given back", "bytes", slotSize, "error", err)
 	}
 }
@@ -118,7 +129,7 @@ func (s *Store) packBlobs(e *Entry) {
 func (f *File) unpacked() (int, error) {
 	calls := f.store.os
 	data := make([]byte, f.mem.bytes)
-	if err := readFull(f.fd, data, f.base); err != nil {
+	if err := readFull(f.fd, data, f.base()); err != nil {
 		return -1, err
 	}
 	fd, err := newMemfd(calls, "overmind:"+f.name)
@@ -150,7 +161,7 @@ func (e *Entry) lend() (files []Passed, release func(), err error) {
 	}
 	e.allFiles(func(f *File) {
 		fd := f.fd
-		if f.packed && err == nil {
+		if f.packed() && err == nil {
 			if fd, err = f.unpacked(); err == nil {
 				copies = append(copies, fd)
 			} else {

@@ -40,8 +40,8 @@ func TestPackedFilesAreHandedOver(t *testing.T) {
 	must(t, err)
 	for name, want := range map[string][]byte{StructureName: filled(1000, 7), ManifestName: nil} {
 		f := to.blob(got, name)
-		if data := content(t, f); !f.packed || f.fd == from.pack.fd || want != nil && !bytes.Equal(data, want) {
-			t.Errorf("%s: packed %v, %d bytes", name, f.packed, len(data))
+		if data := content(t, f); !f.packed() || f.fd == from.pack.fd || want != nil && !bytes.Equal(data, want) {
+			t.Errorf("%s: packed %v, %d bytes", name, f.packed(), len(data))
 		}
 	}
 	if m := got.Manifest(); m == nil || m.ID != "a" || got.size() != a.size() {
@@ -105,8 +105,8 @@ func TestAdoptedStagingIsPacked(t *testing.T) {
 	e, err := to.Published("a")
 	must(t, err)
 	f := to.blob(e, StructureName)
-	if got := content(t, f); !f.packed || f.Size() != 100 || !bytes.Equal(got, filled(100, 1)) {
-		t.Errorf("packed %v, %d bytes, %v", f.packed, f.Size(), got)
+	if got := content(t, f); !f.packed() || f.Size() != 100 || !bytes.Equal(got, filled(100, 1)) {
+		t.Errorf("packed %v, %d bytes, %v", f.packed(), f.Size(), got)
 	}
 }
 

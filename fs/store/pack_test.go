@@ -72,8 +72,8 @@ func TestSmallFilesArePacked(t *testing.T) {
 		{fx.blob(b, StructureName), false, filled(slotSize+1, 2)},
 		{fx.blob(b, ManifestName), true, nil},
 	} {
-		if c.f.packed != c.packed {
-			t.Errorf("%s/%s: packed %v", c.f.entry.id, c.f.name, c.f.packed)
+		if c.f.packed() != c.packed {
+			t.Errorf("%s/%s: packed %v", c.f.entry.id, c.f.name, c.f.packed())
 		}
 		if got := content(t, c.f); c.want != nil && !bytes.Equal(got, c.want) {
 			t.Errorf("%s/%s: other bytes", c.f.entry.id, c.f.name)
@@ -100,7 +100,7 @@ func TestSmallFilesArePacked(t *testing.T) {
 func TestSlotsAreReused(t *testing.T) {
 	fx := newFixture(t, 64*mib)
 	a := fx.fillWith("a", filled(slotSize, 0xff))
-	base := fx.blob(a, StructureName).base
+	base := fx.blob(a, StructureName).base()
 	fx.fillWith("b", filled(10, 1))
 	full, end := allocated(t, fx.pack.fd), fx.pack.end
 	if full < slotSize {
@@ -111,7 +111,7 @@ func TestSlotsAreReused(t *testing.T) {
 		t.Errorf("%d bytes were allocated, %d are left", full, left)
 	}
 	c := fx.fillWith("c", filled(10, 3))
-	slot := map[int64]bool{fx.blob(c, StructureName).base: true, fx.blob(c, ManifestName).base: true}
+	slot := map[int64]bool{fx.blob(c, StructureName).base(): true, fx.blob(c, ManifestName).base(): true}
 	if !slot[base] || fx.pack.end != end {
 		t.Errorf("slots %v of %d, want that at %d", slot, fx.pack.end, base)
 	}
@@ -199,8 +199,8 @@ func TestPackIsWrittenInPart(t *testing.T) {
 	}
 	must(t, fx.Commit(context.Background(), "b", alice, false))
 	fx.os.Pwrite = real
-	if f := fx.blob(e, StructureName); f.packed || fx.packed != 2 || len(fx.pack.free) == 0 || allocated(t, fx.pack.fd) != full {
-		t.Errorf("packed %v, %d in all, %d slots are free, %d bytes", f.packed, fx.packed, len(fx.pack.free), allocated(t, fx.pack.fd))
+	if f := fx.blob(e, StructureName); f.packed() || fx.packed != 2 || len(fx.pack.free) == 0 || allocated(t, fx.pack.fd) != full {
+		t.Errorf("packed %v, %d in all, %d slots are free, %d bytes", f.packed(), fx.packed, len(fx.pack.free), allocated(t, fx.pack.fd))
 	}
 }
 
@@ -213,8 +213,8 @@ func TestPublishedWhileRead(t *testing.T) {
 	must(t, err)
 	fd := h.FD()
 	must(t, fx.Commit(context.Background(), "a", alice, false))
-	if f.packed || h.FD() != fd || h.Base() != 0 || !fx.blob(e, ManifestName).packed {
-		t.Errorf("packed %v, descriptor %d, before %d", f.packed, h.FD(), fd)
+	if f.packed() || h.FD() != fd || h.Base() != 0 || !fx.blob(e, ManifestName).packed() {
+		t.Errorf("packed %v, descriptor %d, before %d", f.packed(), h.FD(), fd)
 	}
 	data := make([]byte, 100)
 	must(t, readFull(fd, data, 0))
@@ -262,7 +262,7 @@ func TestPackedFilesAreNotWritten(t *testing.T) {
 		h.Release()
 	}
 	must(t, fx.Commit(context.Background(), "a", alice, false))
-	if !f.packed {
+	if !f.packed() {
 		t.Fatal("it is not packed")
 	}
 	_, err := f.Open(true, 1)

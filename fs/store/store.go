@@ -48,7 +48,7 @@ type Caller struct {
 func (c Caller) Owns(owner Caller) bool { return c.UID == 0 || c.UID == owner.UID }
 
 // bucket says which total the bytes of a file count in.
-type bucket int
+type bucket uint8
 
 const (
 	inStaging bucket = iota
