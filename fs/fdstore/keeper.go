@@ -171,6 +171,11 @@ func (k *Keeper) Keep(r schema.EntryRecord, files []store.Passed) {
 		return
 	}
 	k.remove(rec.names[:1]) // that of a daemon that was replaced
+	for i, f := range files {
+		if f.Copy { // so is this; what is no copy is an open file that the manager has, and keeps once
+			k.remove(rec.names[i+1 : i+2])
+		}
+	}
 	for i, fd := range dups[1:] {
 		k.store(rec.names[i+1], fd)
 	}

@@ -15,7 +15,8 @@ import (
 // Passed is a file on its way from one daemon to another: what is to be known of it, and a memfd of its own.
 type Passed struct {
 	schema.FileRecord
-	FD int
+	FD   int
+	Copy bool // the memfd was made for this one time, see File.unpacked
 }
 
 // Records returns the records of all published entries and, if wanted, of the stagings.
@@ -79,7 +80,7 @@ func (s *Store) Borrow(r schema.EntryRecord) (files []Passed, release func(), er
 func (f *File) passed(fd int) Passed {
 	return Passed{schema.FileRecord{
 		Entry: f.entry.serial, Serial: f.serial, Name: f.name, Arena: f.kind == arena, Huge: f.huge,
-	}, fd}
+	}, fd, fd != f.fd}
 }
 
 // Adoption is an entry or a staging of another daemon, checked, with its own memory in the store that made it.

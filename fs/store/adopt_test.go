@@ -133,10 +133,10 @@ func TestAdoptRefusesWhatIsNotSo(t *testing.T) {
 			return f
 		}, ErrIncomplete, StructureName},
 		"twice": {func(_ *schema.EntryRecord, f []Passed) []Passed {
-			return append(f, Passed{schema.FileRecord{Name: name, Arena: true}, memfd(int64(mib), baseSeals)})
+			return append(f, Passed{FileRecord: schema.FileRecord{Name: name, Arena: true}, FD: memfd(int64(mib), baseSeals)})
 		}, ErrName, name},
 		"unknown file": {func(_ *schema.EntryRecord, f []Passed) []Passed {
-			return append(f, Passed{schema.FileRecord{Name: "x"}, memfd(1, baseSeals)})
+			return append(f, Passed{FileRecord: schema.FileRecord{Name: "x"}, FD: memfd(1, baseSeals)})
 		}, ErrName, `"x"`},
 		"another id": {func(r *schema.EntryRecord, f []Passed) []Passed { r.ID = "b"; return f }, schema.ErrInvalid, "b"},
 	} {
