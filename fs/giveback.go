@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -20,7 +21,13 @@ type giveBack struct {
 	off   bool
 }
 
-func newGiveBack() *giveBack { return &giveBack{after: giveBackAfter, free: debug.FreeOSMemory} }
+func newGiveBack() *giveBack { return &giveBack{after: giveBackAfter, free: freeMemory} }
+
+// freeMemory collects twice, since what is in a sync.Pool, as the buffers of requests, goes with the second collection.
+func freeMemory() {
+	runtime.GC()
+	debug.FreeOSMemory()
+}
 
 // worked is called after work that takes memory.
 func (g *giveBack) worked() {

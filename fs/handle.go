@@ -42,13 +42,13 @@ func (h *fileHandle) Release(context.Context) syscall.Errno {
 	return 0
 }
 
-// readWindow answers a read at off in the size bytes that start at base.
+// readWindow answers a read at off in the size bytes of the file that start at base.
 func readWindow(h *store.Handle, base, size uint64, dest []byte, off int64) fuse.ReadResult {
 	if uint64(off) >= size {
 		return fuse.ReadResultData(nil)
 	}
 	n := min(uint64(len(dest)), size-uint64(off))
-	return fuse.ReadResultFd(uintptr(h.FD()), int64(base)+off, int(n))
+	return fuse.ReadResultFd(uintptr(h.FD()), h.Base()+int64(base)+off, int(n))
 }
 
 // arenaHandle is an open arena. With passthrough the kernel reads, writes and maps the memfd itself; otherwise the

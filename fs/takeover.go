@@ -29,8 +29,7 @@ var ErrFDPassingOff = errors.New("it was started with --fd-passing=off and hands
 // given, into an empty store, and gets its place. The mount must be Detached. On error, and when ctx ends before the
 // place is taken, the running daemon goes on.
 func (m *Mount) TakeOver(ctx context.Context, socket string) (pid int, err error) {
-	calls := store.NewOS()
-	t, err := handover.Take(socket, &calls, m.log)
+	t, err := handover.Take(socket, m.tree.store, m.log)
 	if err != nil {
 		return 0, err
 	}

@@ -59,14 +59,14 @@ func (o MountOptions) Run(ctx context.Context) error {
 		MaxBytes: o.MaxBytes, MaxEntries: o.MaxEntries, MaxFiles: maxFiles, TTL: o.TTL,
 		HugePages: hugeErr == nil, OS: calls, Logger: logger,
 	}
-	keeper, kept := openKeeper(&calls, predecessor == "", logger)
+	keeper, kept := openKeeper(logger)
 	if keeper != nil {
 		defer keeper.Close()
 		options.Keeper = keeper
 	}
 	s := store.New(options)
 	defer s.Close()
-	if err := s.Adopt(kept); err != nil {
+	if err := restore(keeper, kept, predecessor == "", s); err != nil {
 		return err
 	}
 	m, err := overmindfs.New(overmindfs.Options{

@@ -12,8 +12,9 @@ import (
 // spareFiles are kept for all that is not an entry: requests, connections, clients that get a descriptor.
 const spareFiles = 256
 
-// raiseFileLimit takes all file descriptors that this process may have, since each file of an entry is one, and returns
-// how many of them entries may take; 0 when that is unknown.
+// raiseFileLimit takes all file descriptors that this process may have, since each arena is one, and so is each file of a
+// fill and each small file on its way to another daemon, and returns how many of them entries and fills may take; 0 when that
+// is unknown.
 func raiseFileLimit(logger *slog.Logger) int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {

@@ -27,14 +27,19 @@ func TestTTL(t *testing.T) {
 	})
 }
 
-// What is open for entries never reaches the limit of the process; older entries go.
-func TestFewDescriptors(t *testing.T) {
-	d := startPrepared(t, func(c *exec.Cmd) error {
+// fewFiles makes a daemon start with few descriptors.
+func fewFiles(n int) func(*exec.Cmd) error {
+	return func(c *exec.Cmd) error {
 		program, err := os.Executable()
 		c.Path = "/bin/sh"
-		c.Args = append([]string{"sh", "-c", `ulimit -n 128 && exec "$0" "$@"`, program}, c.Args[1:]...)
+		c.Args = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, n), program}, c.Args[1:]...)
 		return err
-	}, t.TempDir())
+	}
+}
+
+// What is open for entries never reaches the limit of the process; older entries go.
+func TestFewDescriptors(t *testing.T) {
+	d := startPrepared(t, fewFiles(128), t.TempDir())
 	for n := range 60 {
 		f := fstest.Fill{Root: d.dir, ID: fmt.Sprint("e", n), Size: 4096}
 		must(t, f.Run())
@@ -48,4 +53,41 @@ func TestFewDescriptors(t *testing.T) {
 	if m["process_max_fds"] == 128 && m[`overmind_evictions_total{reason="max_files"}`] == 0 {
 		t.Error("nothing was evicted")
 	}
+}
+
+// A small entry takes one descriptor, also of a daemon that takes over; with one for each file a third of these would fit.
+func TestManySmallEntries(t *testing.T) {
+	const limit, entries = 128, 90
+	d := startPrepared(t, fewFiles(limit), t.TempDir())
+	if n := metrics(t, d.dir)["process_max_fds"]; n != limit {
+		t.Skipf("the daemon raised its limit to %v", n)
+	}
+	var all []fstest.Fill
+	for n := range entries {
+		f := fstest.Small(d.dir, fmt.Sprint("e", n))
+		must(t, f.Run())
+		all = append(all, f)
+	}
+	wantAll := func() {
+		t.Helper()
+		for _, f := range all {
+			must(t, f.Check())
+		}
+	}
+	wantAll()
+	if n := memfds(t, d.cmd.Process.Pid); n != entries+1 {
+		t.Errorf("%d memfds", n)
+	}
+	needBeneath(t)
+	n := startPrepared(t, fewFiles(limit), d.dir, "--replace")
+	d.wantEnd(t)
+	wantAll()
+	if got := memfds(t, n.cmd.Process.Pid); got != entries+1 {
+		t.Errorf("%d memfds after a takeover", got)
+	}
+	if m := metrics(t, d.dir); m["process_max_fds"] != limit || m[`overmind_evictions_total{reason="max_files"}`] != 0 {
+		t.Errorf("%v descriptors, %v evictions", m["process_max_fds"], m[`overmind_evictions_total{reason="max_files"}`])
+	}
+	wantRun(t, exitOK, "", "evict", "--root", d.dir, "--all")
+	eventually(t, "all memory is let go", func() bool { return memfds(t, n.cmd.Process.Pid) == 0 })
 }

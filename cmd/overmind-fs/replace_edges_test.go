@@ -27,7 +27,8 @@ func TestFailedReplaceLeavesTheOldOne(t *testing.T) {
 	f := fill(t, d.dir, "a")
 	socket, err := os.Readlink(filepath.Join(d.dir, "control"))
 	must(t, err)
-	calls := store.NewOS()
+	into := store.New(store.Options{OS: store.NewOS()})
+	defer into.Close()
 	for name, end := range map[string]func(*handover.Takeover) error{
 		"it dies":  func(h *handover.Takeover) error { h.Close(); return handover.ErrRefused },
 		"it hangs": func(*handover.Takeover) error { return handover.ErrRefused },
@@ -44,7 +45,7 @@ func TestFailedReplaceLeavesTheOldOne(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, err := handover.Take(socket, &calls, slog.New(slog.DiscardHandler))
+			h, err := handover.Take(socket, into, slog.New(slog.DiscardHandler))
 			must(t, err)
 			defer h.Close()
 			all, err := h.Collect(context.Background())

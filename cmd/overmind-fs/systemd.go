@@ -19,9 +19,9 @@ const (
 	fdStoreEnv      = "FDSTORE" // how many descriptors the manager keeps; since systemd 254
 )
 
-// openKeeper returns what keeps entries over a crash, nil where this is no service that does, and, if wanted, what it
-// has kept.
-func openKeeper(calls *store.OS, restore bool, logger *slog.Logger) (*fdstore.Keeper, []*store.Adoption) {
+// openKeeper returns what keeps entries over a crash, nil where this is no service that does, and the descriptors that it
+// has kept, for Restore or to be closed.
+func openKeeper(logger *slog.Logger) (*fdstore.Keeper, []*os.File) {
 	passed := activation.Files(true)
 	socket := os.Getenv(notifySocketEnv)
 	if socket == "" {
@@ -40,13 +40,18 @@ func openKeeper(calls *store.OS, restore bool, logger *slog.Logger) (*fdstore.Ke
 		logger.Warn("entries do not outlive a crash", "error", err)
 		return nil, nil
 	}
-	if !restore {
-		for _, f := range passed {
-			_ = f.Close()
-		}
-		return keeper, nil
+	return keeper, passed
+}
+
+// restore puts what a keeper has kept into the store. What another daemon hands over is newer; then nothing is wanted.
+func restore(keeper *fdstore.Keeper, kept []*os.File, wanted bool, s *store.Store) error {
+	if wanted && keeper != nil {
+		return s.Adopt(keeper.Restore(kept, s))
 	}
-	return keeper, keeper.Restore(passed, calls)
+	for _, f := range kept {
+		_ = f.Close()
+	}
+	return nil
 }
 
 // notify tells systemd how far this service is.

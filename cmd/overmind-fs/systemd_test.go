@@ -20,8 +20,9 @@ func TestCrashKeepsEntries(t *testing.T) {
 	m := newManager(t)
 	d := m.start(t.TempDir(), nil)
 	m.awaitReady(d)
-	a, b := fill(t, d.dir, "a"), fill(t, d.dir, "b")
-	m.await(2 * perEntry)
+	a, b, small := fill(t, d.dir, "a"), fill(t, d.dir, "b"), fstest.Small(d.dir, "small")
+	must(t, small.Run())
+	m.await(3 * perEntry)
 	wantRun(t, exitOK, "", "pin", "--root", d.dir, "b")
 	for range 2 {
 		_, err := os.ReadFile(filepath.Join(a.Entry(), "structure.pkl"))
@@ -37,6 +38,11 @@ func TestCrashKeepsEntries(t *testing.T) {
 			t.Errorf("%s: %d bytes, %v", f.ID, len(got), err)
 		}
 	}
+	must(t, small.Check()) // its small files were packed in both
+	if n := memfds(t, d.cmd.Process.Pid); n != 2*2+1+1 {
+		t.Errorf("%d memfds", n)
+	}
+	wantRun(t, exitOK, "", "evict", "--root", d.dir, "small")
 	if hits, last := getattr(t, a.Entry(), overmindfs.AttrHits), getattr(t, a.Entry(), overmindfs.AttrLastUse); hits != "2" || last != used {
 		t.Errorf("%s hits, used at %s, want 2 and %s", hits, last, used)
 	}

@@ -148,14 +148,17 @@ func (k *Keeper) remove(names []string) {
 	}
 }
 
-// Keep stores an entry, unless it came from there.
+// Keeps says whether an entry is stored; after Restore those are that came from there.
+func (k *Keeper) Keeps(serial uint64) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.records[serial] != nil
+}
+
+// Keep stores an entry.
 func (k *Keeper) Keep(r schema.EntryRecord, files []store.Passed) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.records[r.Serial] != nil {
-		k.update(r)
-		return
-	}
 	n := len(files) + 1
 	if k.max > 0 && k.used+n > k.max {
 		k.log.Warn("the descriptor store is full: after a crash this entry is lost", "entry", r.ID,
@@ -168,6 +171,11 @@ func (k *Keeper) Keep(r schema.EntryRecord, files []store.Passed) {
 		return
 	}
 	k.remove(rec.names[:1]) // that of a daemon that was replaced
+	for i, f := range files {
+		if f.Copy { // so is this; what is no copy is an open file that the manager has, and keeps once
+			k.remove(rec.names[i+1 : i+2])
+		}
+	}
 	for i, fd := range dups[1:] {
 		k.store(rec.names[i+1], fd)
 	}
@@ -204,10 +212,6 @@ func copies(r schema.EntryRecord, files []store.Passed) (rec *record, dups []int
 func (k *Keeper) Update(r schema.EntryRecord) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.update(r)
-}
-
-func (k *Keeper) update(r schema.EntryRecord) {
 	rec := k.records[r.Serial]
 	if rec == nil {
 		return

@@ -23,9 +23,10 @@ type stored struct {
 	files  map[string]*os.File
 }
 
-// Restore makes entries of the descriptors that the manager passed, for store.Adopt, and closes them. What is damaged or
+// Restore makes entries of the descriptors that the manager passed, for s.Adopt, and closes them, each entry's before it
+// looks at the next: there may be as many as this process can have. What is damaged or
 // foreign is refused with a warning that names it; what is ours of it leaves the store.
-func (k *Keeper) Restore(passed []*os.File, calls *store.OS) []*store.Adoption {
+func (k *Keeper) Restore(passed []*os.File, s *store.Store) []*store.Adoption {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	defer func() {
@@ -35,7 +36,8 @@ func (k *Keeper) Restore(passed []*os.File, calls *store.OS) []*store.Adoption {
 	}()
 	byID := map[string]*store.Adoption{}
 	for _, e := range k.sorted(passed) {
-		a, rec, err := e.adoption(calls)
+		a, rec, err := e.adoption(s)
+		e.close()
 		if err == nil && byID[a.ID] != nil {
 			err = fmt.Errorf("%s: %w", a.ID, store.ErrExists)
 			a.Close()
@@ -112,8 +114,17 @@ func (e *stored) names() []string {
 	return names
 }
 
+func (e *stored) close() {
+	if e.record != nil {
+		_ = e.record.Close()
+	}
+	for _, f := range e.files {
+		_ = f.Close()
+	}
+}
+
 // adoption puts an entry together, with duplicates of the descriptors.
-func (e *stored) adoption(calls *store.OS) (*store.Adoption, *record, error) {
+func (e *stored) adoption(s *store.Store) (*store.Adoption, *record, error) {
 	if e.record == nil {
 		return nil, nil, fmt.Errorf("%w: the record", errIncomplete)
 	}
@@ -140,7 +151,7 @@ func (e *stored) adoption(calls *store.OS) (*store.Adoption, *record, error) {
 		}
 		return nil, nil, fmt.Errorf("%s: %w", r.ID, err)
 	}
-	a, err := store.NewAdoption(calls, r, passed)
+	a, err := s.NewAdoption(r, passed)
 	if err != nil {
 		return nil, nil, err
 	}

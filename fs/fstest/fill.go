@@ -2,6 +2,7 @@
 package fstest
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -16,7 +17,7 @@ import (
 // ArenaName is the name of the only arena.
 const ArenaName = "model.safetensors"
 
-// StructureNbytes is the size of structure.pkl.
+// StructureNbytes is the size of structure.pkl, unless a Fill says otherwise: too large for the pack.
 const StructureNbytes = 300_000
 
 // Fill is one fill. The steps can be called one by one.
@@ -25,8 +26,13 @@ type Fill struct {
 	Size     int64
 	Mapped   bool   // copy through a shared mapping; not for the process that serves the mount
 	From     string // another entry's folder, whose arena is linked instead of one being written
-	Change   func(*schema.Manifest)
+	// Structure is the size of structure.pkl, 0: StructureNbytes.
+	Structure int64
+	Change    func(*schema.Manifest)
 }
+
+// Small has files that are all packed, but for the arena.
+func Small(root, id string) Fill { return Fill{Root: root, ID: id, Size: 64, Structure: 1000} }
 
 // Staging is the folder that is filled.
 func (f Fill) Staging() string { return filepath.Join(f.Root, "staging", f.ID) }
@@ -45,12 +51,19 @@ func Content(size int64) []byte {
 	return out
 }
 
+func (f Fill) structure() int64 {
+	if f.Structure > 0 {
+		return f.Structure
+	}
+	return StructureNbytes
+}
+
 // Manifest describes the arena: all of it as storage 0, the middle half as storage 1, and an empty storage.
 func (f Fill) Manifest() *schema.Manifest {
 	size := uint64(f.Size)
 	m := &schema.Manifest{
 		Format: schema.Format, ID: f.ID, ClassName: "test.Model", ModelName: "tiny", Loader: "test.load", CreatedNS: 1,
-		FillSeconds: 2.5, StructureNbytes: StructureNbytes,
+		FillSeconds: 2.5, StructureNbytes: uint64(f.structure()),
 		Arenas:       []schema.Arena{{Name: ArenaName, Nbytes: size}},
 		Storages:     []schema.Storage{{Nbytes: size}, {Offset: size / 4, Nbytes: size / 2}, {}},
 		StorageNames: []string{"all", "half/way", ""},
@@ -64,6 +77,24 @@ func (f Fill) Manifest() *schema.Manifest {
 	return m
 }
 
+// Check compares all files of the entry with what Run has written.
+func (f Fill) Check() error {
+	for path, want := range map[string][]byte{
+		filepath.Join(f.Entry(), "manifest"):      schematest.Encode(f.Manifest()),
+		filepath.Join(f.Entry(), "structure.pkl"): Content(f.structure()),
+		Arena(f.Entry()):                          Content(f.Size),
+	} {
+		got, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(got, want) {
+			return fmt.Errorf("%s has other bytes: %d of them, want %d", path, len(got), len(want))
+		}
+	}
+	return nil
+}
+
 // Stage makes the staging and everything in it.
 func (f Fill) Stage() error {
 	if err := os.Mkdir(f.Staging(), 0o755); err != nil {
@@ -75,7 +106,7 @@ func (f Fill) Stage() error {
 	if err := f.makeArena(); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(f.Staging(), "structure.pkl"), Content(StructureNbytes), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(f.Staging(), "structure.pkl"), Content(f.structure()), 0o644); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(f.Staging(), "manifest"), schematest.Encode(f.Manifest()), 0o644)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -102,9 +103,8 @@ func publish(t *testing.T, s *store.Store, id string) *store.Entry {
 	return e
 }
 
-func takeover(t *testing.T, c *net.UnixConn, log io.Writer) *Takeover {
-	calls := store.NewOS()
-	h := &Takeover{c: c, os: &calls, log: slog.New(slog.NewTextHandler(log, nil)), have: map[uint64]*parcel{}}
+func takeover(t *testing.T, c *net.UnixConn, into *store.Store, log io.Writer) *Takeover {
+	h := &Takeover{c: c, into: into, log: slog.New(slog.NewTextHandler(log, nil)), have: map[uint64]*parcel{}}
 	t.Cleanup(h.Close)
 	return h
 }
@@ -120,7 +120,7 @@ func TestChangesBetweenTheParts(t *testing.T) {
 	o := offer{c: old, store: s, sent: map[uint64]bool{}}
 	begun := make(chan error)
 	go func() { begun <- o.entries(s.Records(false)) }()
-	h := takeover(t, young, io.Discard)
+	h := takeover(t, young, into, io.Discard)
 	collected := make(chan []*store.Adoption)
 	go func() {
 		all, err := h.Collect(context.Background())
@@ -161,7 +161,7 @@ func TestChangesBetweenTheParts(t *testing.T) {
 func TestDamagedEntryIsLeftOut(t *testing.T) {
 	old, young := pair(t)
 	var log bytes.Buffer
-	h := takeover(t, young, &log)
+	h := takeover(t, young, newStore(t), &log)
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	must(t, err)
 	for _, m := range []struct {
@@ -195,12 +195,69 @@ func TestRefusalIsTold(t *testing.T) {
 	message, _, err := fdpass.Receive(young)
 	must(t, err)
 	must(t, reply(message))
-	h := takeover(t, young, io.Discard)
+	h := takeover(t, young, newStore(t), io.Discard)
 	if _, err := h.Collect(context.Background()); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "another takeover") {
 		t.Errorf("%v", err)
 	}
 	if err := <-ended; !errors.Is(err, store.ErrBusy) {
 		t.Error(err)
+	}
+}
+
+// Where there is no descriptor to hand a small file over, both sides hear of it, and the running daemon goes on.
+func TestSmallFileCannotBeLent(t *testing.T) {
+	old, young := pair(t)
+	var full atomic.Bool
+	calls := store.NewOS()
+	real := calls.MemfdCreate
+	calls.MemfdCreate = func(name string, flags int) (int, error) {
+		if full.Load() {
+			return -1, unix.EMFILE
+		}
+		return real(name, flags)
+	}
+	s := store.New(store.Options{MaxBytes: 64 * size, OS: calls})
+	t.Cleanup(s.Close)
+	publish(t, s, "a")
+	full.Store(true)
+	ended := make(chan error)
+	go func() { ended <- Offer(context.Background(), old, s, nil) }()
+	message, _, err := fdpass.Receive(young)
+	must(t, err)
+	must(t, reply(message))
+	h := takeover(t, young, newStore(t), io.Discard)
+	if _, err := h.Collect(context.Background()); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "too many open files") {
+		t.Errorf("%v", err)
+	}
+	if err := <-ended; !errors.Is(err, unix.EMFILE) || !strings.Contains(err.Error(), "hand a over") {
+		t.Error(err)
+	}
+	full.Store(false)
+	publish(t, s, "b")
+	must(t, s.Check())
+}
+
+// A takeover that ends half-way leaves nothing of what was packed.
+func TestPackedFilesAreGivenUp(t *testing.T) {
+	old, young := pair(t)
+	s, into := newStore(t), newStore(t)
+	for _, id := range []string{"a", "b", "c"} {
+		publish(t, s, id)
+	}
+	before := openFiles(t)
+	h := takeover(t, young, into, io.Discard)
+	o := offer{c: old, store: s, sent: map[uint64]bool{}}
+	must(t, o.entries(s.Records(false)))
+	must(t, o.send(schema.Parcel{Kind: control.ParcelKindFailed, Message: "no more"}.Encode(), -1))
+	if _, err := h.Collect(context.Background()); !errors.Is(err, ErrRefused) {
+		t.Errorf("%v", err)
+	}
+	if n := openFiles(t) - before; n < 3 || n > 6 { // two arenas, the pack, and one entry that was not checked yet
+		t.Errorf("%d descriptors for three entries", n)
+	}
+	h.Close()
+	if n := openFiles(t); n != before-1 { // the connection
+		t.Errorf("%d descriptors before, %d after", before, n)
 	}
 }
 
@@ -234,7 +291,7 @@ func TestNonsenseIsRefused(t *testing.T) {
 			}
 			closeFD(fd)
 			must(t, old.Close())
-			h := takeover(t, young, io.Discard)
+			h := takeover(t, young, newStore(t), io.Discard)
 			if _, err := h.Collect(context.Background()); !errors.Is(err, m.want) {
 				t.Errorf("%v, want %v", err, m.want)
 			}
@@ -247,7 +304,7 @@ func TestInterruptedBeforeTheEnd(t *testing.T) {
 	old, young := pair(t)
 	s := newStore(t)
 	publish(t, s, "a")
-	h := takeover(t, young, io.Discard)
+	h := takeover(t, young, newStore(t), io.Discard)
 	o := offer{c: old, store: s, sent: map[uint64]bool{}}
 	must(t, o.entries(s.Records(false)))
 	ctx, interrupt := context.WithCancel(context.Background())

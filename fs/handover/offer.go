@@ -105,7 +105,10 @@ func (o *offer) entry(r schema.EntryRecord) error {
 	var files []store.Passed
 	if !o.sent[r.Serial] {
 		var release func()
-		files, release = o.store.Borrow(r)
+		var err error
+		if files, release, err = o.store.Borrow(r); err != nil {
+			return err
+		}
 		defer release()
 		if len(files) == 0 && !r.Staging {
 			return nil // evicted meanwhile

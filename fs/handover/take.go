@@ -27,7 +27,7 @@ var ErrRefused = errors.New("the running daemon goes on")
 type Takeover struct {
 	PID  int // of the running daemon
 	c    *net.UnixConn
-	os   *store.OS
+	into *store.Store
 	log  *slog.Logger
 	have map[uint64]*parcel // by serial number of the entry
 	last *parcel            // the entry whose files come
@@ -41,14 +41,14 @@ type parcel struct {
 	there    bool            // also when the other side was frozen
 }
 
-// Take asks the daemon behind a control socket for everything it has. It must be a daemon of root or of this user, in
-// the same mount namespace.
-func Take(socket string, calls *store.OS, log *slog.Logger) (*Takeover, error) {
+// Take asks the daemon behind a control socket for everything it has, which the store into can then adopt. It must be a
+// daemon of root or of this user, in the same mount namespace.
+func Take(socket string, into *store.Store, log *slog.Logger) (*Takeover, error) {
 	c, pid, err := fdpass.Dial(socket)
 	if err != nil {
 		return nil, fmt.Errorf("the running daemon cannot be reached: %w", err)
 	}
-	t := &Takeover{PID: pid, c: c, os: calls, log: log, have: map[uint64]*parcel{}}
+	t := &Takeover{PID: pid, c: c, into: into, log: log, have: map[uint64]*parcel{}}
 	if err := sameNamespace(pid); err != nil {
 		t.Close()
 		return nil, err
@@ -218,7 +218,7 @@ func (t *Takeover) check() {
 	var err error
 	files := p.files
 	p.files = nil
-	if p.adoption, err = store.NewAdoption(t.os, p.record, files); err != nil {
+	if p.adoption, err = t.into.NewAdoption(p.record, files); err != nil {
 		t.log.Warn("an entry of the running daemon is not taken over", "entry", p.record.ID, "error", err)
 	}
 }

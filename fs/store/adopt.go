@@ -1,19 +1,22 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"time"
+	"unique"
 
 	"golang.org/x/sys/unix"
 
 	"overmind-fs/schema"
 )
 
-// Passed is a file on its way from one daemon to another: what is to be known of it, and its memfd.
+// Passed is a file on its way from one daemon to another: what is to be known of it, and a memfd of its own.
 type Passed struct {
 	schema.FileRecord
-	FD int
+	FD   int
+	Copy bool // the memfd was made for this one time, see File.unpacked
 }
 
 // Records returns the records of all published entries and, if wanted, of the stagings.
@@ -50,78 +53,115 @@ func (e *Entry) record() schema.EntryRecord {
 	return r
 }
 
-// Borrow returns the files of an entry or a staging, nil when it is gone; the memfds are valid until release.
-func (s *Store) Borrow(r schema.EntryRecord) (files []Passed, release func()) {
+// Borrow returns the files of an entry or a staging, none when it is gone; the memfds are valid until release. It fails
+// where a small file, which has none, cannot get one.
+func (s *Store) Borrow(r schema.EntryRecord) (files []Passed, release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	table := s.entries
 	if r.Staging {
 		table = s.staging
 	}
-	var held []*File
-	if e := table[r.ID]; e != nil && e.serial == r.Serial {
-		e.allFiles(func(f *File) {
-			f.refs++
-			held = append(held, f)
-			files = append(files, f.passed())
-		})
+	e := table[r.ID]
+	if e == nil || e.serial != r.Serial {
+		return nil, func() {}, nil
+	}
+	files, unlock, err := e.lend()
+	if err != nil {
+		return nil, nil, err
 	}
 	return files, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for _, f := range held {
-			f.unref()
-		}
-	}
+		unlock()
+	}, nil
 }
 
-func (f *File) passed() Passed {
+func (f *File) passed(fd int) Passed {
 	return Passed{schema.FileRecord{
 		Entry: f.entry.serial, Serial: f.serial, Name: f.name, Arena: f.kind == arena, Huge: f.huge,
-	}, f.fd}
+	}, fd, fd != f.fd}
 }
 
-// Adoption is an entry or a staging of another daemon, checked, with its own descriptors.
+// Adoption is an entry or a staging of another daemon, checked, with its own memory in the store that made it.
 type Adoption struct {
 	schema.EntryRecord
-	files    []Passed
-	manifest *schema.Manifest // of a published entry
+	store *Store
+	files []adopted
+	facts facts // of a published entry
+}
+
+// adopted is a file of an adoption. There are many of them before the first is adopted, so small ones are packed at once.
+type adopted struct {
+	schema.FileRecord
+	place
+	size uint64
 }
 
 // NewAdoption checks what another daemon hands over as a commit would: published files have all seals, and the manifest
 // fits the files. It owns the descriptors from now on, also when it fails; the error wraps ErrForeign and names the
-// culprit.
-func NewAdoption(calls *OS, r schema.EntryRecord, files []Passed) (*Adoption, error) {
-	a := &Adoption{EntryRecord: r, files: files}
-	if err := a.check(calls); err != nil {
+// culprit. Only this store can adopt what it returns.
+func (s *Store) NewAdoption(r schema.EntryRecord, files []Passed) (*Adoption, error) {
+	a := &Adoption{EntryRecord: r, store: s}
+	for _, f := range files {
+		a.files = append(a.files, adopted{FileRecord: f.FileRecord, place: place{fd: f.FD}})
+	}
+	if err := a.check(); err != nil {
 		a.Close()
 		return nil, fmt.Errorf("%s: %w: %w", r.ID, ErrForeign, err)
+	}
+	if !a.Staging {
+		a.pack()
 	}
 	return a, nil
 }
 
-// Close gives the descriptors up.
+// Close gives the memory up.
 func (a *Adoption) Close() {
+	a.store.mu.Lock()
+	defer a.store.mu.Unlock()
+	a.close()
+}
+
+func (a *Adoption) close() {
 	for _, f := range a.files {
-		_ = unix.Close(f.FD)
+		a.store.vacate(f.place)
 	}
 	a.files = nil
 }
 
-func (a *Adoption) check(calls *OS) error {
+// pack moves small files into the pack, as a commit does.
+func (a *Adoption) pack() {
+	s := a.store
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range a.files {
+		f := &a.files[i]
+		if f.Arena || f.size > slotSize {
+			continue
+		}
+		if err := s.intoPack(&f.place, f.size); err != nil {
+			s.log.Debug("a small file keeps a memfd of its own", "entry", a.ID, "file", f.Name, "error", err)
+		}
+	}
+}
+
+func (a *Adoption) check() error {
 	arenas := map[string]uint64{}
-	blobs := map[string]Passed{}
-	for _, f := range a.files {
-		size, err := fileSize(f.FD)
+	blobs := map[string]adopted{}
+	for i := range a.files {
+		size, err := fileSize(a.files[i].fd)
+		a.files[i].size = size
+		f := a.files[i]
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
-		if err := a.checkSeals(calls, f, size); err != nil {
+		if err := a.checkSeals(f); err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
 		}
 		switch _, twice := arenas[f.Name]; {
 		case f.Arena && !twice:
-			arenas[f.Name] = size
+			arenas[f.Name] = f.size
 		case !f.Arena && (f.Name == ManifestName || f.Name == StructureName) && blobs[f.Name].Name == "":
 			blobs[f.Name] = f
 		default:
@@ -140,15 +180,15 @@ func (a *Adoption) check(calls *OS) error {
 }
 
 // checkSeals also finds out that the descriptor is a memfd: nothing else has seals.
-func (a *Adoption) checkSeals(calls *OS, f Passed, size uint64) error {
-	seals, err := calls.GetSeals(f.FD)
+func (a *Adoption) checkSeals(f adopted) error {
+	seals, err := a.store.os.GetSeals(f.fd)
 	if err != nil {
 		return fmt.Errorf("read seals: %w", err)
 	}
 	want := baseSeals
 	if a.Staging {
 		want = 0
-		if f.Arena && size > 0 {
+		if f.Arena && f.size > 0 {
 			want = sizeSeals
 		}
 		if seals&unix.F_SEAL_WRITE != 0 && seals&baseSeals != baseSeals {
@@ -161,21 +201,13 @@ func (a *Adoption) checkSeals(calls *OS, f Passed, size uint64) error {
 	return nil
 }
 
-func (a *Adoption) checkManifest(blobs map[string]Passed, arenas map[string]uint64) error {
-	size, err := fileSize(blobs[ManifestName].FD)
+func (a *Adoption) checkManifest(blobs map[string]adopted, arenas map[string]uint64) error {
+	m, err := decodeAt(blobs[ManifestName].place, blobs[ManifestName].size)
 	if err != nil {
 		return err
 	}
-	structure, err := fileSize(blobs[StructureName].FD)
-	if err != nil {
-		return err
-	}
-	m, err := decodeMemfd(blobs[ManifestName].FD, size)
-	if err != nil {
-		return err
-	}
-	a.manifest = m
-	return m.Validate(schema.Files{ID: a.ID, Arenas: arenas, StructureNbytes: structure})
+	a.facts = factsOf(m)
+	return m.Validate(schema.Files{ID: a.ID, Arenas: arenas, StructureNbytes: blobs[StructureName].size})
 }
 
 // Adopt puts entries and stagings of another daemon into a new store, with their serial numbers and so with their inode
@@ -186,7 +218,7 @@ func (s *Store) Adopt(all []*Adoption) error {
 	defer s.mu.Unlock()
 	defer func() {
 		for _, a := range all {
-			a.Close()
+			a.close()
 		}
 	}()
 	same := map[memfdID]*memory{}
@@ -201,8 +233,11 @@ func (s *Store) Adopt(all []*Adoption) error {
 
 // adopt takes an adoption over. same are the memories of those before, some of which it may share.
 func (s *Store) adopt(a *Adoption, same map[memfdID]*memory) error {
-	if s.closed {
+	switch {
+	case s.closed:
 		return ErrClosed
+	case a.store != s:
+		return errors.New("adopted by another store than checked it")
 	}
 	e := s.newEntry(a.ID, a.Serial, Caller{UID: a.UID, GID: a.GID, PID: int(a.PID)}, time.Unix(0, a.CreatedNS))
 	table, in := s.entries, inCache
@@ -210,7 +245,8 @@ func (s *Store) adopt(a *Adoption, same map[memfdID]*memory) error {
 		table, in = s.staging, inStaging
 		e.hadLock, e.lockPID, e.hasTensors = a.PID != 0, int(a.PID), a.HasTensors
 	} else {
-		e.state, e.facts, e.hasTensors = Published, factsOf(a.manifest), true
+		e.state, e.facts, e.hasTensors = Published, a.facts, true
+		e.released = nil // nobody can write any more
 		e.hits, e.pinned, e.lastUse = a.Hits, a.Pinned, time.Unix(0, a.LastUseNS)
 	}
 	if table[a.ID] != nil {
@@ -218,8 +254,14 @@ func (s *Store) adopt(a *Adoption, same map[memfdID]*memory) error {
 	}
 	for _, p := range a.files {
 		f := &File{
-			store: s, entry: e, name: p.Name, serial: p.Serial, fd: p.FD, refs: 1, attached: true, in: in, mem: s.known(same, p.FD, in),
-			huge: p.Huge, mtime: e.created, handles: map[*Handle]struct{}{}, foreign: a.Staging,
+			store: s, entry: e, name: unique.Make(p.Name).Value(), serial: p.Serial, place: p.place, refs: 1, attached: true, in: in,
+			huge: p.Huge, written: e.created.UnixNano(), foreign: a.Staging,
+		}
+		if p.packed() {
+			s.packed++
+			f.mem = newMemory(in)
+		} else {
+			f.mem = s.known(same, p.fd, in)
 		}
 		dir := ""
 		if p.Arena {
@@ -227,7 +269,11 @@ func (s *Store) adopt(a *Adoption, same map[memfdID]*memory) error {
 		}
 		e.files(dir).add(f)
 		s.files[f] = struct{}{}
-		f.settleSize()
+		f.resize(p.size)
+		f.sized = p.Arena && p.size > 0
+		if f.foreign {
+			f.settleSize() // it may have been written since
+		}
 		if in == inCache {
 			s.alike.add(f)
 		}

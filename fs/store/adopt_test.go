@@ -19,7 +19,8 @@ func (fx *fixture) copies(id string) (schema.EntryRecord, []Passed) {
 		if r.ID != id {
 			continue
 		}
-		files, release := fx.Borrow(r)
+		files, release, err := fx.Borrow(r)
+		must(fx.t, err)
 		defer release()
 		for i := range files {
 			fd, err := unix.FcntlInt(uintptr(files[i].FD), unix.F_DUPFD_CLOEXEC, 0)
@@ -32,12 +33,16 @@ func (fx *fixture) copies(id string) (schema.EntryRecord, []Passed) {
 	return schema.EntryRecord{}, nil
 }
 
-func (fx *fixture) adoption(id string) *Adoption {
+// adoptions are entries of another daemon, checked.
+func (fx *fixture) adoptions(from *fixture, ids ...string) (all []*Adoption) {
 	fx.t.Helper()
-	r, files := fx.copies(id)
-	a, err := NewAdoption(fx.os, r, files)
-	must(fx.t, err)
-	return a
+	for _, id := range ids {
+		r, files := from.copies(id)
+		a, err := fx.NewAdoption(r, files)
+		must(fx.t, err)
+		all = append(all, a)
+	}
+	return all
 }
 
 func TestAdopt(t *testing.T) {
@@ -46,7 +51,7 @@ func TestAdopt(t *testing.T) {
 	to := newFixture(t, 64*mib)
 	must(t, b.SetPinned(bob, true))
 	a.Hit()
-	must(t, to.Adopt([]*Adoption{from.adoption("a"), from.adoption("b")}))
+	must(t, to.Adopt(to.adoptions(from, "a", "b")))
 	to.wantEntries("a", "b")
 	for _, e := range []*Entry{a, b} {
 		got, err := to.Published(e.ID())
@@ -61,7 +66,7 @@ func TestAdopt(t *testing.T) {
 	if c.Serial() <= b.Serial()+3 {
 		t.Errorf("serial number %d was given out twice", c.Serial())
 	}
-	wantErr(t, to.Adopt([]*Adoption{from.adoption("a")}), ErrForeign)
+	wantErr(t, to.Adopt(to.adoptions(from, "a")), ErrForeign)
 }
 
 // What the other daemon had room for may be too much here.
@@ -72,14 +77,10 @@ func TestAdoptTrims(t *testing.T) {
 		must(t, from.fill(id, mib, alice).SetPinned(alice, id == "a"))
 	}
 	to := newFixture(t, 3*mib+512*kib)
-	var all []*Adoption
-	for _, id := range ids {
-		all = append(all, from.adoption(id))
-	}
-	must(t, to.Adopt(all))
+	must(t, to.Adopt(to.adoptions(from, ids...)))
 	to.wantEntries("a", "c", "d")
 	few := newFixture(t, 64*mib, func(o *Options) { o.MaxEntries = 1 })
-	must(t, few.Adopt([]*Adoption{from.adoption("b"), from.adoption("c")}))
+	must(t, few.Adopt(few.adoptions(from, "b", "c")))
 	few.wantEntries("c")
 }
 
@@ -132,16 +133,16 @@ func TestAdoptRefusesWhatIsNotSo(t *testing.T) {
 			return f
 		}, ErrIncomplete, StructureName},
 		"twice": {func(_ *schema.EntryRecord, f []Passed) []Passed {
-			return append(f, Passed{schema.FileRecord{Name: name, Arena: true}, memfd(int64(mib), baseSeals)})
+			return append(f, Passed{FileRecord: schema.FileRecord{Name: name, Arena: true}, FD: memfd(int64(mib), baseSeals)})
 		}, ErrName, name},
 		"unknown file": {func(_ *schema.EntryRecord, f []Passed) []Passed {
-			return append(f, Passed{schema.FileRecord{Name: "x"}, memfd(1, baseSeals)})
+			return append(f, Passed{FileRecord: schema.FileRecord{Name: "x"}, FD: memfd(1, baseSeals)})
 		}, ErrName, `"x"`},
 		"another id": {func(r *schema.EntryRecord, f []Passed) []Passed { r.ID = "b"; return f }, schema.ErrInvalid, "b"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			r, files := fx.copies("a")
-			a, err := NewAdoption(fx.os, r, c.change(&r, files))
+			a, err := fx.NewAdoption(r, c.change(&r, files))
 			if a != nil || !errors.Is(err, ErrForeign) || !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 				t.Errorf("%v, %v", a, err)
 			}
@@ -268,7 +269,7 @@ func TestAdoptedStagingGrows(t *testing.T) {
 	oldHandle, err := old.Open(true, 1)
 	must(t, err)
 	must(t, from.Freeze(context.Background()))
-	must(t, to.Adopt([]*Adoption{from.adoption("a")}))
+	must(t, to.Adopt(to.adoptions(from, "a")))
 	f, err := to.mustStaging("a").File("", StructureName)
 	must(t, err)
 	there, err := f.Open(true, 1) // the other daemon's stand-in

@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 
 	"github.com/dustin/go-humanize"
@@ -130,16 +131,36 @@ func (s *Store) reserveFile(uid uint32) error {
 	if s.opts.MaxFiles == 0 {
 		return nil
 	}
-	for len(s.files) >= s.opts.MaxFiles {
-		idle := s.evictable(uid)
+	for s.descriptors() >= s.opts.MaxFiles {
+		idle := slices.DeleteFunc(s.evictable(uid), func(e *Entry) bool { return !e.hasMemfds() })
 		if len(idle) == 0 {
 			s.counters.Refused++
-			s.log.Warn("too many files are open, nothing was evicted", "files", len(s.files), "max_files", s.opts.MaxFiles)
+			s.log.Warn("too many files are open, nothing was evicted", "files", s.descriptors(), "max_files", s.opts.MaxFiles)
 			return fmt.Errorf("%w for one more of %d files", ErrNoSpace, s.opts.MaxFiles)
 		}
 		s.evict(idle[0], ReasonMaxFiles)
 	}
 	return nil
+}
+
+// descriptors is how many are open for entries and stagings: a memfd for each file that is not packed, the pack, and what a
+// keeper has.
+func (s *Store) descriptors() int {
+	n := len(s.files) - s.packed
+	if s.pack.fd >= 0 {
+		n++
+	}
+	if s.opts.Keeper != nil {
+		n += len(s.entries)
+	}
+	return n
+}
+
+// hasMemfds says whether descriptors come back when the entry goes. Its small files have none.
+func (e *Entry) hasMemfds() bool {
+	has := e.store.opts.Keeper != nil
+	e.allFiles(func(f *File) { has = has || !f.packed() })
+	return has
 }
 
 // idle returns the entries that may be evicted, those that are neither pinned nor leased, least recently used first.

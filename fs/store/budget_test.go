@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"overmind-fs/schema/schematest"
 )
 
 func TestRoomIsMadeFromTheLeastRecentlyUsed(t *testing.T) {
@@ -172,7 +174,7 @@ func TestReservationEndsWithTheCommit(t *testing.T) {
 
 // The system's limit of open files is one of the cache, not one of its clients.
 func TestMaxFiles(t *testing.T) {
-	fx := newFixture(t, 64*mib, func(o *Options) { o.MaxFiles = 9 })
+	fx := newFixture(t, 64*mib, func(o *Options) { o.MaxFiles = 6 }) // three arenas, the pack, and a fill in the middle
 	a := fx.fill("a", mib, alice)
 	fx.fill("b", mib, alice)
 	fx.fill("c", mib, alice)
@@ -189,9 +191,49 @@ func TestMaxFiles(t *testing.T) {
 	}
 	e, err := fx.Begin("e", alice)
 	must(t, err)
-	_, _, err = e.CreateBlob(ManifestName, alice)
+	must(t, e.MakeTensors(alice))
+	write(t, e, StructureName, nil)
+	write(t, e, ManifestName, nil)
+	_, _, err = e.CreateArena(arenaName, alice)
 	wantErr(t, err, ErrNoSpace)
 	fx.wantEntries("a", "c", "d")
+}
+
+// What is packed takes no descriptor: with one for each file, a third of these would fit.
+func TestMaxFilesOfSmallEntries(t *testing.T) {
+	const entries = 100
+	// An arena each, the pack, and the three files of a fill.
+	fx := newFixture(t, 64*mib, func(o *Options) { o.MaxFiles = entries + 3 })
+	before := openFiles(t)
+	for n := range entries {
+		fx.fill(fmt.Sprint("e", n), kib, alice)
+	}
+	if s := fx.Stats(); s.Entries != entries || s.Counters.Evictions[ReasonMaxFiles] != 0 {
+		t.Errorf("stats %+v", s)
+	}
+	if n := openFiles(t) - before; n != entries+1 {
+		t.Errorf("%d descriptors are open", n)
+	}
+	fx.fill("more", kib, alice)
+	if s := fx.Stats(); s.Entries != entries || s.Counters.Evictions[ReasonMaxFiles] != 1 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+// An entry whose going would give no descriptor back is not evicted for one.
+func TestMaxFilesSparesWhatHasNone(t *testing.T) {
+	fx := newFixture(t, 64*mib, func(o *Options) { o.MaxFiles = 4 })
+	e, err := fx.Begin("none", alice)
+	must(t, err)
+	must(t, e.MakeTensors(alice))
+	write(t, e, StructureName, make([]byte, 100))
+	m := manifestFor("none", 0)
+	m.Arenas, m.Storages, m.StorageNames = nil, nil, nil
+	write(t, e, ManifestName, schematest.Encode(m))
+	must(t, fx.Commit(context.Background(), "none", alice, false))
+	fx.fill("a", kib, alice)
+	fx.fill("b", kib, alice)
+	fx.wantEntries("b", "none")
 }
 
 func TestUnknownFreeMemoryIsNoReasonToRefuse(t *testing.T) {

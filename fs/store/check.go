@@ -3,12 +3,13 @@ package store
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
 // Check verifies the invariants: totals that agree with the files, states that agree with the tables, memfds that are
-// open exactly while something refers to them, and seals on all that is published. For tests.
+// open exactly while something refers to them, and seals on all that is published and not packed. For tests.
 func (s *Store) Check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -17,9 +18,10 @@ func (s *Store) Check() error {
 
 	var sum [buckets]uint64
 	holders := map[*memory][]*File{}
+	slots := map[uint32]*File{}
 	for f := range s.files {
 		holders[f.mem] = append(holders[f.mem], f)
-		refs := len(f.handles)
+		refs := int32(len(f.handles))
 		if f.attached {
 			refs++
 		}
@@ -29,7 +31,15 @@ func (s *Store) Check() error {
 		if f.attached == (f.in == inDraining) {
 			fail("%s/%s: attached %v, bucket %d", f.entry.id, f.name, f.attached, f.in)
 		}
-		if size, err := fileSize(f.fd); err != nil {
+		if f.packed() {
+			if twice := slots[f.slot]; twice != nil {
+				fail("%s/%s and %s/%s have one slot", f.entry.id, f.name, twice.entry.id, twice.name)
+			}
+			slots[f.slot] = f
+			if err := s.checkPacked(f); err != nil {
+				fail("%s/%s: %w", f.entry.id, f.name, err)
+			}
+		} else if size, err := fileSize(f.fd); err != nil {
 			fail("%s/%s: %v", f.entry.id, f.name, err)
 		} else if (f.kind == blob || f.sized) && !f.busy && f.refs == refs && size != f.mem.bytes {
 			fail("%s/%s: has %d bytes, counts for %d", f.entry.id, f.name, size, f.mem.bytes)
@@ -47,6 +57,12 @@ func (s *Store) Check() error {
 		if want != m.files {
 			fail("%s/%s: its memory counts %v files, there are %v", files[0].entry.id, files[0].name, m.files, want)
 		}
+	}
+	if len(slots) != s.packed {
+		fail("%d files are packed, counted %d", len(slots), s.packed)
+	}
+	if err := s.pack.check(); err != nil {
+		fail("pack: %w", err)
 	}
 	if sum != s.bytes {
 		fail("bytes %v, files have %v", s.bytes, sum)
@@ -97,11 +113,14 @@ func (s *Store) Check() error {
 				if want != Published {
 					return
 				}
-				if seals, err := unix.FcntlInt(uintptr(f.fd), unix.F_GET_SEALS, 0); err != nil || seals&baseSeals != baseSeals {
-					fail("%s[%s]/%s: seals %#x (%v)", name, id, f.name, seals, err)
-				}
 				if f.writers > 0 {
 					fail("%s[%s]/%s: %d writers", name, id, f.name, f.writers)
+				}
+				if f.packed() {
+					return // the daemon is all that protects it
+				}
+				if seals, err := unix.FcntlInt(uintptr(f.fd), unix.F_GET_SEALS, 0); err != nil || seals&baseSeals != baseSeals {
+					fail("%s[%s]/%s: seals %#x (%v)", name, id, f.name, seals, err)
 				}
 			})
 		}
@@ -110,4 +129,28 @@ func (s *Store) Check() error {
 	table("staging", s.staging, Staging, inStaging)
 	table("tombs", s.tombs, Tombstone, inDraining)
 	return errors.Join(errs...)
+}
+
+// checkPacked checks what a packed file must be: one that nobody writes and nobody else is given, in a slot that is its own.
+func (s *Store) checkPacked(f *File) error {
+	size, err := fileSize(f.fd)
+	switch {
+	case err != nil:
+		return err
+	case f.kind != blob || f.entry.state == Staging || f.writers > 0 || f.foreign:
+		return errors.New("must not be packed")
+	case f.fd != s.pack.fd || f.slot > s.pack.end || slices.Contains(s.pack.free, f.slot):
+		return fmt.Errorf("slot %d of descriptor %d is not in use", f.slot, f.fd)
+	case f.mem.bytes > slotSize || uint64(f.base())+f.mem.bytes > size || f.mem.holders() != 1:
+		return fmt.Errorf("%d bytes at %d of %d, of %d files", f.mem.bytes, f.base(), size, f.mem.holders())
+	}
+	return nil
+}
+
+func (p *pack) check() error {
+	// Besides files, what is being taken over has slots; and slots may be lost.
+	if (p.fd >= 0) != (p.used > 0) || p.used+len(p.free) > int(p.end) {
+		return fmt.Errorf("descriptor %d, %d slots in use and %d free of %d", p.fd, p.used, len(p.free), p.end)
+	}
+	return nil
 }

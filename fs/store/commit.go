@@ -174,7 +174,7 @@ func (s *Store) readManifest(e *Entry) (*schema.Manifest, error) {
 			return nil, fmt.Errorf("%w: no %s", ErrIncomplete, name)
 		}
 	}
-	m, err := decodeMemfd(manifest.fd, manifest.Size())
+	m, err := decodeAt(manifest.place, manifest.Size())
 	if err != nil {
 		return nil, err
 	}
@@ -243,7 +243,8 @@ func (s *Store) publish(e *Entry, m *schema.Manifest, c Caller, noReplace bool) 
 		delete(s.removals, e.id) // whoever fills it anew has done with the older one
 	}
 	s.entries[e.id] = e
-	s.keep(e)
+	s.keep(e) // while the memfds are there that it wants
+	s.packBlobs(e)
 	size := e.info().Bytes
 	s.counters.FillsCommitted++
 	s.counters.FilledBytes += size

@@ -1,4 +1,4 @@
-// Package store keeps cached pipelines in sealed memfds. It knows entries, staging, leases, the byte budget and
+// Package store keeps cached pipelines in memfds. It knows entries, staging, leases, the byte budget and
 // eviction, and nothing of FUSE.
 //
 // An Entry starts as staging (Begin), gets files (CreateArena, CreateBlob), and is published whole by Commit; after
@@ -9,6 +9,10 @@
 // The memory of a File lives until the entry has let go of it and the last Handle is released; in between its bytes
 // count as draining. An open handle on an arena of a published entry is a lease: an entry with a lease is never
 // evicted to make room.
+//
+// A manifest or structure.pkl of at most 64 KiB takes no memfd of its own once it is published: the pack, one memfd for all
+// of them, has a copy, so that an entry costs a descriptor for each arena and no more. The pack is not sealed. It is never
+// handed out, and the store only reads what is in use of it; others get a sealed copy (Borrow, Keeper).
 //
 // Arenas of several entries may have one memory (Link). Its bytes count once, as cached while an entry has them, and stay
 // until the last file on it has gone.

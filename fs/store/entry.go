@@ -7,7 +7,7 @@ import (
 )
 
 // State is where an entry is in its life.
-type State int
+type State uint8
 
 // The states of an entry. Only these changes happen: Staging to Published or Gone, Published to Tombstone or Gone.
 const (
@@ -36,16 +36,16 @@ type Entry struct {
 
 	// guarded by store.mu
 	state      State
-	promised   uint64 // part of Store.promised: bytes that were reserved and not used yet
-	hadLock    bool   // its filler held a handle on the lock when it began
-	lockPID    int    // of the filler, or of the daemon that stands in for it
+	hadLock    bool // its filler held a handle on the lock when it began
 	committing bool
 	abandoned  bool // the filler went away while committing
 	moved      bool // a staging that another daemon has now
 	hasTensors bool // the folder tensors/ was made
+	pinned     bool
+	promised   uint64 // part of Store.promised: bytes that were reserved and not used yet
+	lockPID    int    // of the filler, or of the daemon that stands in for it
 	blobs      fileList
 	arenas     fileList
-	pinned     bool
 	hits       uint64
 	lastUse    time.Time
 	letGo      time.Time     // the end of the last lease, or of a pin

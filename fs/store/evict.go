@@ -203,7 +203,7 @@ func (s *Store) bury(e *Entry) {
 		arenas:  len(e.arenas),
 	}
 	manifest := e.blobs.named(ManifestName)
-	m, err := decodeMemfd(manifest.fd, manifest.mem.bytes)
+	m, err := decodeAt(manifest.place, manifest.mem.bytes)
 	if err == nil {
 		tomb.manifest, tomb.windows = m, len(m.Storages)
 	} else {

@@ -4,41 +4,42 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unique"
 
 	"golang.org/x/sys/unix"
 )
 
-type fileKind int
+type fileKind uint8
 
 const (
 	blob  fileKind = iota // manifest, structure.pkl: grows by writing
 	arena                 // gets its size and all of its memory at once
 )
 
-// File is the memfd of an arena, a manifest or a structure.pkl.
+// File is an arena, a manifest or a structure.pkl: a memfd, or in a published entry also a slot of the pack.
 type File struct {
 	store  *Store
 	entry  *Entry
 	name   string
-	kind   fileKind
 	serial uint64
 
 	writing sync.Mutex // held while a blob is written, so that its size and its bytes agree; taken before store.mu
+	kind    fileKind
 
-	// guarded by store.mu
-	fd       int // valid while refs > 0
-	refs     int // the entry, every handle, and slow work under way
-	attached bool
+	// guarded by store.mu. There are tens of thousands of files, so small fields stand side by side.
 	in       bucket
-	mem      *memory
-	promised uint64 // part of Store.promised
-	sized    bool   // an arena that has its memory
-	busy     bool   // an arena that is being allocated
+	attached bool
+	sized    bool // an arena that has its memory
+	busy     bool // an arena that is being allocated
 	huge     bool
-	mtime    time.Time
+	foreign  bool  // another daemon still has handles for writing, so only the kernel knows the size
+	refs     int32 // the entry, every handle, and slow work under way
+	writers  int32
+	place    // valid while refs > 0, and the same while there is a handle
+	mem      *memory
+	promised uint64               // part of Store.promised
+	written  int64                // when it was, in nanoseconds
 	handles  map[*Handle]struct{} // nil when empty
-	writers  int
-	foreign  bool // another daemon still has handles for writing, so only the kernel knows the size
 }
 
 // Name is the name in its folder.
@@ -70,7 +71,7 @@ func (f *File) Size() uint64 {
 func (f *File) ModTime() time.Time {
 	f.store.mu.Lock()
 	defer f.store.mu.Unlock()
-	return f.mtime
+	return time.Unix(0, f.written)
 }
 
 // Handle is an open file. It keeps the memory until Release.
@@ -84,8 +85,12 @@ type Handle struct {
 // File is what the handle is open on.
 func (h *Handle) File() *File { return h.file }
 
-// FD returns the memfd, valid until Release. It must not be closed.
+// FD returns the memfd that the bytes are in, valid until Release. It must not be closed, nor, but for that of an arena,
+// be given to anybody: it may be the pack.
 func (h *Handle) FD() int { return h.file.fd }
+
+// Base is where in FD the bytes begin; 0 for an arena.
+func (h *Handle) Base() int64 { return h.file.base() }
 
 // Open opens the file; pid is the process that asks, for Info.LeasePIDs.
 func (f *File) Open(write bool, pid int) (*Handle, error) {
@@ -157,8 +162,11 @@ func (f *File) unref() {
 	if f.refs > 0 {
 		return
 	}
-	_ = unix.Close(f.fd) // a memfd has nothing to flush
-	f.fd = -1
+	if f.packed() {
+		f.store.packed--
+	}
+	f.store.vacate(f.place)
+	f.place = place{fd: -1}
 	f.store.recount(f.mem, func() { f.mem.files[f.in]-- })
 	delete(f.store.files, f)
 }
@@ -236,8 +244,8 @@ func (e *Entry) mayAdd(dir, name string) error {
 func (e *Entry) add(kind fileKind, dir, name string, fd int, mem *memory) *File {
 	s := e.store
 	f := &File{
-		store: s, entry: e, name: name, kind: kind, serial: s.nextSerial(),
-		fd: fd, refs: 1, attached: true, in: inStaging, mem: mem, mtime: s.opts.Now(),
+		store: s, entry: e, name: unique.Make(name).Value(), kind: kind, serial: s.nextSerial(),
+		place: place{fd: fd}, refs: 1, attached: true, in: inStaging, mem: mem, written: s.opts.Now().UnixNano(),
 	}
 	e.files(dir).add(f)
 	s.files[f] = struct{}{}

@@ -5,8 +5,12 @@ import "overmind-fs/schema"
 // Keeper is told what should outlive the process. Its methods are called under the lock of the store, so they return at
 // once. After a takeover it is the other daemon's keeper that counts.
 type Keeper interface {
-	// Keep is called for every entry that is published or adopted; the descriptors are valid until it returns.
+	// Keep is called for every entry that is published or adopted and that it does not keep; the descriptors are valid
+	// until it returns.
 	Keep(r schema.EntryRecord, files []Passed)
+	// Keeps says whether it keeps the entry already, as after a restart. It may have a descriptor open for each that it
+	// keeps.
+	Keeps(serial uint64) bool
 	// Update is called when hits, last use or pin of a kept entry have changed.
 	Update(r schema.EntryRecord)
 	// Forget is called when an entry has left. It is not called for what is left when the store is closed.
@@ -17,8 +21,16 @@ func (s *Store) keep(e *Entry) {
 	if s.opts.Keeper == nil || s.superseded {
 		return
 	}
-	var files []Passed
-	e.allFiles(func(f *File) { files = append(files, f.passed()) })
+	if s.opts.Keeper.Keeps(e.serial) {
+		s.opts.Keeper.Update(e.record())
+		return
+	}
+	files, release, err := e.lend()
+	if err != nil {
+		s.log.Warn("not in the descriptor store: after a crash this entry is lost", "entry", e.id, "error", err)
+		return
+	}
+	defer release()
 	s.opts.Keeper.Keep(e.record(), files)
 }
 

@@ -192,7 +192,7 @@ func TestAdoptShared(t *testing.T) {
 	from.fill("c", mib, alice)
 	from.stageLinked("d", a)
 	to := newFixture(t, 64*mib)
-	must(t, to.Adopt([]*Adoption{from.adoption("d"), from.adoption("b"), from.adoption("a"), from.adoption("c")}))
+	must(t, to.Adopt(to.adoptions(from, "d", "b", "a", "c")))
 	to.wantBytes(2*mib, 0, 0, mib)
 	for _, id := range []string{"a", "b"} {
 		must(t, to.Evict(id, alice))

@@ -93,18 +93,18 @@ func (e *Entry) Manifest() *schema.Manifest {
 
 // decode lets go of s.mu meanwhile; the caller has a reference to the file.
 func (s *Store) decode(f *File) (*schema.Manifest, error) {
-	fd, size := f.fd, f.mem.bytes
+	at, size := f.place, f.mem.bytes
 	s.mu.Unlock()
 	defer s.mu.Lock()
-	return decodeMemfd(fd, size)
+	return decodeAt(at, size)
 }
 
-// decodeMemfd decodes from a mapping, so that a large manifest does not take its size once more.
-func decodeMemfd(fd int, size uint64) (*schema.Manifest, error) {
+// decodeAt decodes from a mapping, so that a large manifest does not take its size once more.
+func decodeAt(at place, size uint64) (*schema.Manifest, error) {
 	if size == 0 {
 		return nil, fmt.Errorf("%w: empty", schema.ErrMalformed)
 	}
-	buf, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
+	buf, err := unix.Mmap(at.fd, at.base(), int(size), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map manifest: %w", err)
 	}

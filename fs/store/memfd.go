@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// baseSeals make a memfd immutable for good. They are never weakened: a memfd that cannot have them is not published.
+// baseSeals make a memfd immutable for good. They are never weakened: what cannot have them is not published. (What is
+// published and small is then copied into the pack.)
 const baseSeals = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
 // sizeSeals fix the size of an arena from the moment when it is allocated, so that no client can grow it past the

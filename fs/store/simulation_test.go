@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -49,6 +50,11 @@ func TestSimulation(t *testing.T) {
 								leases = append(leases, h)
 							}
 						}
+						if f, err := e.File("", StructureName); err == nil {
+							if h, err := f.Open(false, who.PID); err == nil {
+								leases = append(leases, h)
+							}
+						}
 					}
 				case 5:
 					_ = fx.Evict(id, who)
@@ -59,6 +65,7 @@ func TestSimulation(t *testing.T) {
 					}
 				case 7:
 					if n := len(leases); n > 0 {
+						simulateRead(t, leases[n-1])
 						leases[n-1].Release()
 						leases = leases[:n-1]
 					}
@@ -77,6 +84,7 @@ func TestSimulation(t *testing.T) {
 				}
 			}
 			for _, h := range leases {
+				simulateRead(t, h)
 				h.Release()
 			}
 		})
@@ -91,6 +99,20 @@ func TestSimulation(t *testing.T) {
 	}
 	if s := fx.Stats(); s.Counters.FillsCommitted == 0 || made == 0 {
 		t.Errorf("nothing happened: %+v", s)
+	}
+}
+
+// structureOf is what simulated entries of that id have; no two ids have the same.
+func structureOf(id string) []byte { return bytes.Repeat([]byte(id[len(id)-1:]), 100) }
+
+// simulateRead checks that a structure.pkl, packed or not, is that of its entry, also when this has left long since.
+func simulateRead(t *testing.T, h *Handle) {
+	if h.File().Name() != StructureName {
+		return
+	}
+	got := make([]byte, 100)
+	if err := readFull(h.FD(), got, h.Base()); err != nil || !bytes.Equal(got, structureOf(h.File().Entry().ID())) {
+		t.Errorf("structure.pkl of %s: %q, %v", h.File().Entry().ID(), got, err)
 	}
 }
 
@@ -110,7 +132,7 @@ func simulateLink(fx *fixture, rng *rand.Rand, e *Entry, who Caller) bool {
 		return false
 	}
 	for name, data := range map[string][]byte{
-		StructureName: make([]byte, 100), ManifestName: encodedManifest(e.ID(), f.Size()),
+		StructureName: structureOf(e.ID()), ManifestName: encodedManifest(e.ID(), f.Size()),
 	} {
 		if _, h, err := e.CreateBlob(name, who); err == nil {
 			_, _ = h.WriteAt(data, 0) // where it does not fit, the commit fails
@@ -157,7 +179,7 @@ func simulateFill(fx *fixture, rng *rand.Rand, id string, who Caller) {
 		drop()
 		return
 	}
-	for name, data := range map[string][]byte{StructureName: make([]byte, 100), ManifestName: encodedManifest(id, size)} {
+	for name, data := range map[string][]byte{StructureName: structureOf(id), ManifestName: encodedManifest(id, size)} {
 		_, bh, err := e.CreateBlob(name, who)
 		if err == nil {
 			_, err = bh.WriteAt(data, 0)

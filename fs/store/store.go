@@ -25,7 +25,7 @@ const (
 type Options struct {
 	MaxBytes   uint64 // cached, staging and draining bytes together
 	MaxEntries int    // published entries; 0: no limit
-	MaxFiles   int    // open memfds, three or more for each entry; 0: no limit
+	MaxFiles   int    // open memfds: of an entry those of its arenas, and what is too large for the pack; 0: no limit
 	HugePages  bool   // try to allocate huge pages
 	// TTL is how long an entry that is neither leased nor pinned stays after its last use; 0: no limit. ExpireIdle has
 	// to run.
@@ -48,7 +48,7 @@ type Caller struct {
 func (c Caller) Owns(owner Caller) bool { return c.UID == 0 || c.UID == owner.UID }
 
 // bucket says which total the bytes of a file count in.
-type bucket int
+type bucket uint8
 
 const (
 	inStaging bucket = iota
@@ -72,7 +72,9 @@ type Store struct {
 	removals map[string]removal     // by id, see there
 	locks    map[string]map[int]int // id -> process -> open lock handles
 	locked   map[uint32]int         // user -> open lock handles
-	files    map[*File]struct{}     // every file with an open memfd
+	files    map[*File]struct{}     // every file that has memory
+	pack     pack
+	packed   int // files in the pack
 	alike    alike
 	bytes    [buckets]uint64
 	promised uint64 // what stagings have reserved, and what blobs may grow by in writes that are under way
@@ -113,11 +115,13 @@ func New(opts Options) *Store {
 		locks:    map[string]map[int]int{},
 		locked:   map[uint32]int{},
 		files:    map[*File]struct{}{},
+		pack:     pack{fd: -1},
 		alike:    alike{},
 		counters: Counters{Evictions: map[Reason]uint64{}},
 
 		becameIdle: make(chan struct{}, 1),
 	}
+	s.pack.os = s.os
 	s.changed = sync.NewCond(&s.mu)
 	return s
 }

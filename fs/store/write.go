@@ -77,6 +77,9 @@ func (f *File) truncateBlob(size uint64) error {
 		return err
 	}
 	defer f.store.done(f)
+	if f.packed() {
+		return ErrReadOnly // extend has refused it: it is published
+	}
 	if err := f.store.os.Ftruncate(f.fd, int64(size)); err != nil {
 		return fmt.Errorf("ftruncate %s: %w", f.name, err)
 	}
@@ -117,6 +120,9 @@ func (h *Handle) WriteAt(data []byte, off int64) (int, error) {
 }
 
 func (f *File) pwrite(data []byte, off int64) (int, error) {
+	if f.packed() {
+		return 0, ErrReadOnly // extend has refused it: it is published
+	}
 	n, err := f.store.os.Pwrite(f.fd, data, off)
 	if err != nil {
 		return 0, fmt.Errorf("write %s: %w", f.name, err)
@@ -159,7 +165,7 @@ func (f *File) settle(size uint64) {
 	defer f.store.mu.Unlock()
 	f.fulfil()
 	f.resize(size)
-	f.mtime = f.store.opts.Now()
+	f.written = f.store.opts.Now().UnixNano()
 }
 
 // fulfil ends what extend promised: the bytes count by themselves now, or do not come.

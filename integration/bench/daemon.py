@@ -25,8 +25,8 @@ LARGE = 16
 _GIGABYTE, _SMALL = 10**9, 64
 _IDLE_SECONDS = 5
 _REST_SECONDS = 10
-# Manifest, structure and arena.
-_FILES_EACH = 3
+# The arena; manifest and structure are small and share one with those of other entries.
+_FILES_EACH = 1
 _SPARE_FILES = 300
 _OPENS = 300
 
@@ -35,7 +35,7 @@ def measure(few: int, many: int, large: int) -> dict[str, Any]:
     """``rss`` in bytes, ``open``, ``ls`` and ``idle`` (CPU seconds of the daemon in five) in seconds.
 
     ``rss_filled`` is just after the fills, ``rss_many`` when the daemon was left alone after these and all the rest. Of
-    ``many`` entries only as many are made as the open files of a process allow (``entries``), three for each.
+    ``many`` entries only as many are made as the open files of a process allow (``entries``), one for each.
     """
     figures: dict[str, Any] = {'few': few, 'many': many, 'large_bytes': None}
     many = min(many, (resource.getrlimit(resource.RLIMIT_NOFILE)[1] - _SPARE_FILES) // _FILES_EACH)

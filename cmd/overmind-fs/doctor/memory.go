@@ -83,7 +83,7 @@ func pressure(machine Machine, m Mount) []Finding {
 	return []Finding{f}
 }
 
-// enoughFiles is for some hundred entries and as many programs; each file of an entry is a descriptor.
+// enoughFiles is for some thousand entries and programs; each arena, and each larger structure.pkl, is a descriptor.
 const enoughFiles = 4096
 
 func daemonLimits(machine Machine, m Mount) []Finding {
@@ -92,7 +92,7 @@ func daemonLimits(machine Machine, m Mount) []Finding {
 	if files := limits["Max open files"]; files.soft != 0 && files.soft < enoughFiles {
 		found = append(found, Finding{
 			Severity: Warning, What: fmt.Sprintf("the daemon may have %d files open", files.soft),
-			Cost: "each file of an entry is one: when there are many, idle entries go (max_files), and then fills are refused",
+			Cost: "each arena, and each larger structure.pkl, is one: when there are many, idle entries go (max_files), and then fills are refused",
 			Fix:  "ulimit -n 65536 (LimitNOFILE=65536 in the unit), then " + remount(machine, m, ""),
 		})
 	}
