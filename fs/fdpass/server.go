@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// patience is how long a connection may last.
+	// patience is how long a connection may last, unless Options say otherwise.
 	patience = 2 * time.Second
 	// MaxConnections is how many there may be; more are closed at once.
 	MaxConnections = 256
@@ -40,7 +40,8 @@ type Options struct {
 	Errno    func(error) syscall.Errno
 	Audience Audience
 	Logger   *slog.Logger
-	Bases    []string // where the runtime folder may lie, best first; nil: where it should
+	Bases    []string      // where the runtime folder may lie, best first; nil: where it should
+	Patience time.Duration // how long a connection may last; 0: two seconds
 }
 
 // Server answers on a socket until it is closed.
@@ -59,6 +60,9 @@ type Server struct {
 
 // Listen makes a socket in a folder of its own and answers in the background.
 func Listen(opts Options) (*Server, error) {
+	if opts.Patience == 0 {
+		opts.Patience = patience
+	}
 	where := opts.Bases
 	if where == nil {
 		where = bases(opts.Audience)
@@ -143,7 +147,7 @@ func (s *Server) leave(c *net.UnixConn) {
 func (s *Server) serve(c *net.UnixConn, caller store.Caller) {
 	defer s.wait.Done()
 	defer s.leave(c)
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(s.opts.Patience)); err != nil {
 		return
 	}
 	message := make([]byte, schema.MaxMessage+1) // one more, to see what is too long

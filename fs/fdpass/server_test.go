@@ -52,14 +52,14 @@ type fixture struct {
 }
 
 // serve starts a server that hands out /dev/null, and checks at the end that nothing of it is left.
-func serve(t *testing.T, a Audience) *fixture {
+func serve(t *testing.T, a Audience, change ...func(*Options)) *fixture {
 	t.Helper()
 	files, routines := openFiles(t), runtime.NumGoroutine()
 	fx := &fixture{base: shortDir(t)}
 	fx.open.Store(func(store.Caller, schema.Request) (int, error) {
 		return unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	})
-	s, err := Listen(Options{
+	opts := Options{
 		Open: func(c store.Caller, r schema.Request) (int, error) {
 			return fx.open.Load().(func(store.Caller, schema.Request) (int, error))(c, r)
 		},
@@ -74,7 +74,11 @@ func serve(t *testing.T, a Audience) *fixture {
 			return syscall.EIO
 		},
 		Audience: a, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Bases: []string{fx.base},
-	})
+	}
+	for _, f := range change {
+		f(&opts)
+	}
+	s, err := Listen(opts)
 	must(t, err)
 	fx.Server = s
 	t.Cleanup(func() {
@@ -237,6 +241,25 @@ func TestSilentClient(t *testing.T) {
 	}
 	if took := time.Since(begun); took < patience/2 {
 		t.Errorf("closed after %v", took)
+	}
+}
+
+// Who ends does not wait until silent clients have lost theirs.
+func TestCloseWithSilentClients(t *testing.T) {
+	fx := serve(t, own(), func(o *Options) { o.Patience = time.Hour })
+	for range 20 {
+		fx.dial(t)
+	}
+	eventually(t, "all are connected", func() bool { return fx.connections() == 20 })
+	closed := make(chan struct{})
+	go func() {
+		fx.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(time.Minute):
+		t.Fatal("still not closed")
 	}
 }
 
