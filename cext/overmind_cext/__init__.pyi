@@ -26,7 +26,7 @@ def map_arena(fd: int, nbytes: SupportsIndex, populate: int = 0, copy: bool = Fa
     populate: pages are faulted in when they are used (0), at once (1), or from start_populating() on (2)."""
 
 def start_populating() -> None:
-    """Fault in, beside the program, the huge pages of arenas of 64 MiB and more that were mapped for that: it reads a byte
+    """Fault in, beside the program, the huge pages of arenas that were mapped for that: it reads a byte
     of every 2 MiB, so nothing may truncate their files. A fork ends it."""
 
 _Arenas: TypeAlias = tuple[tuple[int, int, int, int], ...]

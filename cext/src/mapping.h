@@ -101,7 +101,7 @@ inline Failure MappedArena::open(int fd, size_t nbytes, Populate populate, bool 
     if (populate == Populate::kAtOnce && madvise(base, nbytes, MADV_POPULATE_READ) != 0 && errno != EINVAL) {
       return failed("madvise(MADV_POPULATE_READ)");
     }
-    if (populate == Populate::kLater && nbytes >= kPopulated) {
+    if (populate == Populate::kLater) {
       Populator::one().add(base, nbytes);
       populating = true;
     }

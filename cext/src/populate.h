@@ -14,7 +14,6 @@
 #include "arena.h"
 #include "signals.h"
 
-constexpr size_t kPopulated = size_t{64} << 20;     // smaller arenas are not worth a thread
 constexpr size_t kPopulateStep = size_t{16} << 20;  // for which a release may have to wait
 constexpr int kPopulateNiceness = 10;               // the program's own work goes first
 

@@ -16,7 +16,17 @@ _DLPACK = {
 }  # fmt: skip
 
 
-_POPULATE: dict[Populate, int] = {'no': 0, 'yes': 1, 'auto': 2}
+# Pages of less are there within half a millisecond, and a thread would be in the way of the next load.
+_POPULATED = 1 << 30
+
+
+def _when(populate: Populate, entry: OpenEntry) -> int:
+    """When the pages of an entry are faulted in: as they are used, at once, or beside the program when it is complete."""
+    if populate == 'yes':
+        return 1
+    # Whoever reads a file that was truncated is ended, also one who never uses it; what a daemon keeps is sealed.
+    sealed = entry.access != 'directory'
+    return 2 if populate == 'auto' and sealed and any(a.nbytes >= _POPULATED for a in entry.manifest.arenas) else 0
 
 
 class Mapped:
@@ -38,12 +48,9 @@ class Mapped:
         self._owners: dict[int, Any] | None = None  # by row, the tensor that came with a storage
         self._arenas: list[Any] = []
         copy, leases = entry.access == 'read', entry.leases or [-1] * len(entry.arenas)
-        if populate == 'auto' and entry.access == 'directory':
-            populate = 'no'  # a file that was truncated would end a program that never uses it
+        when = _when(populate, entry)
         for file, fd, lease in zip(entry.manifest.arenas, entry.arenas, leases, strict=True):
-            make = functools.partial(
-                overmind_cext.map_arena, nbytes=file.nbytes, populate=_POPULATE[populate], copy=copy, lease=lease
-            )
+            make = functools.partial(overmind_cext.map_arena, nbytes=file.nbytes, populate=when, copy=copy, lease=lease)
             self._arenas.append(entry.store.patiently_with(fd, make) if copy and entry.store else make(fd))
         # At once: the helper needs capsules that are not consumed.
         self.tensors, self.rest = self._tensors()
