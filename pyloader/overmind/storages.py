@@ -21,7 +21,7 @@ _POPULATED = 1 << 30
 
 
 def _when(populate: Populate, entry: OpenEntry) -> int:
-    """When the pages of an entry are faulted in: as they are used, at once, or beside the program when it is complete."""
+    """When pages of an entry are faulted in: as they are used, at once, or beside the program once it is complete."""
     if populate == 'yes':
         return 1
     # Whoever reads a file that was truncated is ended, also one who never uses it; what a daemon keeps is sealed.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import overmind_cext
@@ -18,7 +17,7 @@ GIGABYTE = 1 << 30
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Size and populate of each arena that is mapped."""
     found: list[tuple[int, int]] = []
     real = overmind_cext.map_arena
@@ -28,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
         return real(fd, nbytes, 0, **more)  # gigabytes of holes: nothing should fill them here
 
     monkeypatch.setattr(overmind_cext, 'map_arena', map_arena)
-    yield found
+    return found
 
 
 @pytest.mark.parametrize(
