@@ -11,7 +11,6 @@ __all__ = [
     "open_entry",
     "released_mappings",
     "start_copier",
-    "start_populating",
     "tensors",
     "unpack",
     "write_arena",
@@ -19,15 +18,9 @@ __all__ = [
 
 _Pieces: TypeAlias = Iterable[tuple[SupportsIndex, SupportsIndex, SupportsIndex]]
 
-def map_arena(fd: int, nbytes: SupportsIndex, populate: int = 0, copy: bool = False, lease: int = -1) -> object:
+def map_arena(fd: int, nbytes: SupportsIndex, populate: bool = False, copy: bool = False, lease: int = -1) -> object:
     """A legacy "dltensor" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd. It keeps
-    a duplicate of lease, or else of fd, open until the release.
-
-    populate: pages are faulted in when they are used (0), at once (1), or from start_populating() on (2)."""
-
-def start_populating() -> None:
-    """Fault in, beside the program, the huge pages of arenas that were mapped for that: it reads a byte
-    of every 2 MiB, so nothing may truncate their files. A fork ends it."""
+    a duplicate of lease, or else of fd, open until the release."""
 
 _Arenas: TypeAlias = tuple[tuple[int, int, int, int], ...]
 

@@ -71,17 +71,16 @@ PyObject *map_arena(PyObject *, PyObject *args, PyObject *kwargs) {
   int fd, populate = 0, copy = 0, lease = kNoLease;
   PyObject *size;
   size_t nbytes;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|ipi:map_arena", const_cast<char **>(names), &fd, &size, &populate,
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iO|ppi:map_arena", const_cast<char **>(names), &fd, &size, &populate,
                                    &copy, &lease) ||
       !to_arena_size(size, &nbytes)) {
     return nullptr;
   }
-  if (populate < 0 || populate > 2) return PyErr_Format(PyExc_ValueError, "populate is out of range: %d", populate);
   std::unique_ptr<MappedArena> mapping(new (std::nothrow) MappedArena);
   if (!mapping) return PyErr_NoMemory();
   Failure failure;
   Py_BEGIN_ALLOW_THREADS;
-  failure = mapping->open(fd, nbytes, static_cast<Populate>(populate), copy != 0, lease);
+  failure = mapping->open(fd, nbytes, populate != 0, copy != 0, lease);
   if (failure) mapping.reset();
   Py_END_ALLOW_THREADS;
   if (failure) return raise(failure, static_cast<long long>(nbytes));
@@ -90,11 +89,6 @@ PyObject *map_arena(PyObject *, PyObject *args, PyObject *kwargs) {
   mapping.release();
   live.fetch_add(1);
   return capsule;
-}
-
-PyObject *start_populating(PyObject *, PyObject *) {
-  Populator::one().start();
-  Py_RETURN_NONE;
 }
 
 bool to_path(PyObject *object, std::string *out) {
@@ -417,13 +411,9 @@ PyCFunction erased(Function *function) {
 
 PyMethodDef methods[] = {
     {"map_arena", erased(map_arena), METH_VARARGS | METH_KEYWORDS,
-     "map_arena($module, fd, nbytes, populate=0, copy=False, lease=-1)\n--\n\n"
+     "map_arena($module, fd, nbytes, populate=False, copy=False, lease=-1)\n--\n\n"
      "A legacy \"dltensor\" capsule of nbytes uint8 on the CPU: a private, writable, 2 MiB-aligned mapping of fd. It "
-     "keeps a duplicate of lease, or else of fd, open until the release. Pages are faulted in when they are used (0), at "
-     "once (1), or from start_populating() on (2)."},
-    {"start_populating", start_populating, METH_NOARGS,
-     "start_populating($module)\n--\n\n"
-     "Fault in, beside the program, the huge pages of arenas that were mapped for that."},
+     "keeps a duplicate of lease, or else of fd, open until the release."},
     {"open_entry", open_entry, METH_VARARGS,
      "open_entry($module, root, folder, hold, seconds, /)\n--\n\n"
      "What an entry in a folder below root consists of, opened in a thread of its own; None where that takes longer."},

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include "arena.h"
-#include "populate.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -45,9 +44,6 @@ constexpr char kCapsuleName[] = "dltensor", kUsedCapsuleName[] = "used_dltensor"
 
 constexpr int kNoLease = -1;
 
-// When pages are faulted in: when they are used, while mapping, or beside the program once it is told to start.
-enum class Populate { kNever, kAtOnce, kLater };
-
 inline std::atomic<long long> live{0};
 inline std::atomic<long long> released{0};
 
@@ -58,19 +54,17 @@ struct MappedArena {
   int64_t stride = 1;
   void *base = nullptr;
   int lease = -1;
-  bool populating = false;
   std::atomic<size_t> tensors{1};  // of all of it and of parts
 
   MappedArena() = default;
   MappedArena(const MappedArena &) = delete;
   MappedArena &operator=(const MappedArena &) = delete;
   ~MappedArena() {
-    if (populating) Populator::one().remove(base);
     if (base) munmap(base, static_cast<size_t>(shape));
     if (lease >= 0) close(lease);  // last: the lease outlives the mapping
   }
 
-  Failure open(int fd, size_t nbytes, Populate populate, bool copy, int leased);
+  Failure open(int fd, size_t nbytes, bool populate, bool copy, int leased);
 
   // Runs on any thread, with or without the GIL, also after the interpreter is gone.
   void drop() {
@@ -84,7 +78,7 @@ struct MappedArena {
 inline void release_whole(DLManagedTensor *managed) { static_cast<MappedArena *>(managed->manager_ctx)->drop(); }
 
 // The duplicate is of leased, if there is one: memory can be that of one file and its lease the handle of another.
-inline Failure MappedArena::open(int fd, size_t nbytes, Populate populate, bool copy, int leased) {
+inline Failure MappedArena::open(int fd, size_t nbytes, bool populate, bool copy, int leased) {
   lease = fcntl(leased == kNoLease ? fd : leased, F_DUPFD_CLOEXEC, 0);
   if (lease < 0) return failed("fcntl(F_DUPFD_CLOEXEC)");
   if (leased == kNoLease) fd = lease;
@@ -98,12 +92,8 @@ inline Failure MappedArena::open(int fd, size_t nbytes, Populate populate, bool 
   } else {
     if (Failure failure = map_aligned(nbytes, prot, MAP_PRIVATE | MAP_NORESERVE, fd, &base)) return failure;
     // EINVAL: a kernel before 5.14; the pages come at first use then.
-    if (populate == Populate::kAtOnce && madvise(base, nbytes, MADV_POPULATE_READ) != 0 && errno != EINVAL) {
+    if (populate && madvise(base, nbytes, MADV_POPULATE_READ) != 0 && errno != EINVAL) {
       return failed("madvise(MADV_POPULATE_READ)");
-    }
-    if (populate == Populate::kLater) {
-      Populator::one().add(base, nbytes);
-      populating = true;
     }
   }
   managed.dl_tensor.data = base;

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -16,12 +17,12 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "flat.h"
-#include "signals.h"
 
 constexpr size_t kMaxBlob = size_t{1} << 30;
 constexpr int kReplacedAtMost = 3;  // times while one reader opens an entry
@@ -212,6 +213,22 @@ class Opener {
 
   const Asked &asked_;
   int at_ = -1;
+};
+
+// In this thread, and in those that it starts, for as long as it lives.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  NoSignals(const NoSignals &) = delete;
+  NoSignals &operator=(const NoSignals &) = delete;
+  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
 };
 
 // What the thread and who waits for it have in common. Whoever is last to let go of it closes what was opened.

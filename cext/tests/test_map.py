@@ -339,7 +339,7 @@ def test_gil_is_released_while_a_copy_waits(memfd):
 
 
 def test_signatures():
-    assert str(inspect.signature(map_arena)) == "(fd, nbytes, populate=0, copy=False, lease=-1)"
+    assert str(inspect.signature(map_arena)) == "(fd, nbytes, populate=False, copy=False, lease=-1)"
     assert str(inspect.signature(overmind_cext.write_arena)) == "(fd, nbytes, header, pieces, threads=0, mapped=True)"
     assert str(inspect.signature(live_mappings)) == "()"
     assert str(inspect.signature(released_mappings)) == "()"

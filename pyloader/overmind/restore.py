@@ -14,13 +14,13 @@ from overmind.errors import CorruptEntry
 from overmind.manifest.model import PARAMETER, REQUIRES_GRAD, STORAGE, TENSOR, Arena, Manifest, Packed
 from overmind.nesting import uncached
 from overmind.references import References
-from overmind.settings import Pin, Populate
+from overmind.settings import Pin
 from overmind.storages import Mapped
 from overmind.structure.constants import constant
 
 
 def restore(
-    entry: OpenEntry, references: References, seconds: dict[str, float], populate: Populate = 'no', pin: Pin = 'off'
+    entry: OpenEntry, references: References, seconds: dict[str, float], populate: bool = False, pin: Pin = 'off'
 ) -> Any:
     """The cached object, its memory private to this process. Adds ``map`` and ``rebuild`` to seconds: the former has
     the tensors that are all of a storage, as nearly all are.
@@ -28,7 +28,6 @@ def restore(
     Raises CorruptEntry where manifest, arenas and structure do not fit together, or whatever importing the classes of
     the graph raises.
     """
-    import overmind_cext
     import torch
 
     start = time.perf_counter()
@@ -36,7 +35,6 @@ def restore(
         storages = Mapped(torch, entry, populate, pin)
         mapped = time.perf_counter()
         result = rebuild(entry.manifest, entry.structure, storages, references)
-        overmind_cext.start_populating()  # not earlier: it would be in the way of what takes memory
     if pin != 'off':
         from overmind.gpu.modules import install
 

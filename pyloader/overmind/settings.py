@@ -13,7 +13,6 @@ from overmind.errors import OvermindError
 Access = Literal['auto', 'map', 'fd', 'read']
 Where = Literal['auto', 'background', 'inline', 'subprocess']
 Pin = Literal['off', 'register', 'pool']
-Populate = Literal['auto', 'yes', 'no']
 
 _LEVELS = ('debug', 'info', 'warning', 'error', 'critical')
 _ACCESS = ('auto', 'map', 'fd', 'read')
@@ -39,7 +38,7 @@ class Settings:
     trust: tuple[int, ...] = ()  # OVERMIND_TRUST: uids whose entries may be read; the own one is first
     autostart: bool = False  # OVERMIND_AUTOSTART: start a daemon when OVERMIND_ROOT is not set
     access: Access = 'auto'  # OVERMIND_ACCESS: how arenas are reached; read where that is not possible
-    populate: Populate = 'auto'  # OVERMIND_POPULATE: fault mapped memory in beside the program, at once, or never
+    populate: bool = False  # OVERMIND_POPULATE: fault mapped memory in at once
     fill: Where = 'auto'  # OVERMIND_FILL: where a miss runs the real loader, and what the program waits for
     drop_sources: bool = False  # OVERMIND_DROP_SOURCES: take the files of a fill out of the page cache
     pin: Pin = 'off'  # OVERMIND_PIN: how weights are copied to a GPU
@@ -94,7 +93,7 @@ def _parse() -> Settings:
         trust=_trust(),
         autostart=_read('OVERMIND_AUTOSTART', _flag, False, _FLAG),
         access=_read('OVERMIND_ACCESS', lambda text: _one_of(_ACCESS, text), 'auto', ', '.join(_ACCESS)),
-        populate=_read('OVERMIND_POPULATE', _populate, 'auto', f'auto, {_FLAG}'),
+        populate=_read('OVERMIND_POPULATE', _flag, False, _FLAG),
         fill=_read('OVERMIND_FILL', lambda text: _one_of(_FILL, text), 'auto', ', '.join(_FILL)),
         drop_sources=_read('OVERMIND_DROP_SOURCES', _flag, False, _FLAG),
         pin=_read('OVERMIND_PIN', lambda text: _one_of(_PIN, text), 'off', ', '.join(_PIN)),
@@ -119,10 +118,6 @@ def _flag(text: str) -> bool:
     if text.lower() in _FALSE:
         return False
     raise ValueError(text)
-
-
-def _populate(text: str) -> Populate:
-    return 'auto' if text.lower() == 'auto' else 'yes' if _flag(text) else 'no'
 
 
 def _level(text: str) -> str:

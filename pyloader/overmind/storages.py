@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from overmind.entries import OpenEntry
-from overmind.settings import Pin, Populate
+from overmind.settings import Pin
 
 # (code, bits) of DLPack, of what every supported torch takes.
 _DLPACK = {
@@ -14,19 +14,6 @@ _DLPACK = {
     'float16': (2, 16), 'float32': (2, 32), 'float64': (2, 64), 'bfloat16': (4, 16),
     'complex64': (5, 64), 'complex128': (5, 128),
 }  # fmt: skip
-
-
-# Pages of less are there within half a millisecond, and a thread would be in the way of the next load.
-_POPULATED = 1 << 30
-
-
-def _when(populate: Populate, entry: OpenEntry) -> int:
-    """When pages of an entry are faulted in: as they are used, at once, or beside the program once it is complete."""
-    if populate == 'yes':
-        return 1
-    # Whoever reads a file that was truncated is ended, also one who never uses it; what a daemon keeps is sealed.
-    sealed = entry.access != 'directory'
-    return 2 if populate == 'auto' and sealed and any(a.nbytes >= _POPULATED for a in entry.manifest.arenas) else 0
 
 
 class Mapped:
@@ -39,7 +26,7 @@ class Mapped:
     silently.
     """
 
-    def __init__(self, torch: Any, entry: OpenEntry, populate: Populate = 'no', pin: Pin = 'off') -> None:
+    def __init__(self, torch: Any, entry: OpenEntry, populate: bool = False, pin: Pin = 'off') -> None:
         import overmind_cext
 
         self._torch, self._manifest = torch, entry.manifest
@@ -48,9 +35,10 @@ class Mapped:
         self._owners: dict[int, Any] | None = None  # by row, the tensor that came with a storage
         self._arenas: list[Any] = []
         copy, leases = entry.access == 'read', entry.leases or [-1] * len(entry.arenas)
-        when = _when(populate, entry)
         for file, fd, lease in zip(entry.manifest.arenas, entry.arenas, leases, strict=True):
-            make = functools.partial(overmind_cext.map_arena, nbytes=file.nbytes, populate=when, copy=copy, lease=lease)
+            make = functools.partial(
+                overmind_cext.map_arena, nbytes=file.nbytes, populate=populate, copy=copy, lease=lease
+            )
             self._arenas.append(entry.store.patiently_with(fd, make) if copy and entry.store else make(fd))
         # At once: the helper needs capsules that are not consumed.
         self.tensors, self.rest = self._tensors()

@@ -185,13 +185,9 @@ def fails_the_second_time(counter: list[int]) -> Any:
 
 def test_what_the_load_did() -> None:
     load(changes, load(linear, 1), 2)
-    assert (
-        stats()
-        .reasons[-1]
-        .endswith(
-            'the loader changed an object that was passed to it: argument inner; '
-            'make that object and call the loader in one function, and give that to overmind.api.load'
-        )
+    assert stats().reasons[-1].endswith(
+        'the loader changed an object that was passed to it: argument inner; '
+        'make that object and call the loader in one function, and give that to overmind.api.load'
     )
     cache.cached_call(made_up, (1,), {}, patched=True)
     assert stats().reasons[-1].endswith('depends on chance (it moved the random state of torch)')
