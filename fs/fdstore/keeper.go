@@ -163,11 +163,12 @@ func (k *Keeper) Keep(r schema.EntryRecord, files []store.Passed) {
 	if k.max > 0 && k.used+n > k.max {
 		k.log.Warn("the descriptor store is full: after a crash this entry is lost", "entry", r.ID,
 			"descriptors", n, "used", k.used, "max", k.max)
+		k.remove(names(r, recordsOf(files)))
 		return
 	}
 	rec, dups, err := copies(r, files)
 	if err != nil {
-		k.log.Warn("not in the descriptor store: after a crash this entry is lost", "entry", r.ID, "error", err)
+		k.lose(r, recordsOf(files), err)
 		return
 	}
 	k.remove(rec.names[:1]) // that of a daemon that was replaced
@@ -184,15 +185,43 @@ func (k *Keeper) Keep(r schema.EntryRecord, files []store.Passed) {
 	k.used += n
 }
 
+// Lose removes what may be stored of an entry, as by a daemon that was replaced.
+func (k *Keeper) Lose(r schema.EntryRecord, files []schema.FileRecord, why error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.lose(r, files, why)
+}
+
+func (k *Keeper) lose(r schema.EntryRecord, files []schema.FileRecord, why error) {
+	k.log.Warn("not in the descriptor store: after a crash this entry is lost", "entry", r.ID, "error", why)
+	k.remove(names(r, files))
+}
+
+// names are those under which an entry is stored, its record's first.
+func names(r schema.EntryRecord, files []schema.FileRecord) []string {
+	out := []string{recordName(r.Serial)}
+	for _, f := range files {
+		out = append(out, fileName(f))
+	}
+	return out
+}
+
+func recordsOf(files []store.Passed) []schema.FileRecord {
+	var out []schema.FileRecord
+	for _, f := range files {
+		out = append(out, f.FileRecord)
+	}
+	return out
+}
+
 // copies makes a record, and duplicates of it and of all files.
 func copies(r schema.EntryRecord, files []store.Passed) (rec *record, dups []int, err error) {
-	rec = &record{names: []string{recordName(r.Serial)}}
+	rec = &record{names: names(r, recordsOf(files))}
 	if rec.fd, err = newRecord(r, files); err != nil {
 		return nil, nil, err
 	}
 	originals := []int{rec.fd}
 	for _, f := range files {
-		rec.names = append(rec.names, fileName(f.FileRecord))
 		originals = append(originals, f.FD)
 	}
 	for _, fd := range originals {

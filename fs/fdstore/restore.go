@@ -27,8 +27,6 @@ type stored struct {
 // looks at the next: there may be as many as this process can have. What is damaged or
 // foreign is refused with a warning that names it; what is ours of it leaves the store.
 func (k *Keeper) Restore(passed []*os.File, s *store.Store) []*store.Adoption {
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	defer func() {
 		for _, f := range passed {
 			_ = f.Close()
@@ -46,12 +44,16 @@ func (k *Keeper) Restore(passed []*os.File, s *store.Store) []*store.Adoption {
 		if err != nil {
 			names := e.names()
 			k.log.Warn("what the service manager kept is not restored", "descriptors", strings.Join(names, " "), "error", err)
+			k.mu.Lock()
 			k.remove(names)
+			k.mu.Unlock()
 			continue
 		}
 		byID[a.ID] = a
+		k.mu.Lock() // not around the store, which takes its own lock first
 		k.records[a.Serial] = rec
 		k.used += len(rec.names)
+		k.mu.Unlock()
 	}
 	var out []*store.Adoption
 	for _, a := range byID {

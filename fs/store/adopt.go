@@ -77,11 +77,11 @@ func (s *Store) Borrow(r schema.EntryRecord) (files []Passed, release func(), er
 	}, nil
 }
 
-func (f *File) passed(fd int) Passed {
-	return Passed{schema.FileRecord{
-		Entry: f.entry.serial, Serial: f.serial, Name: f.name, Arena: f.kind == arena, Huge: f.huge,
-	}, fd, fd != f.fd}
+func (f *File) record() schema.FileRecord {
+	return schema.FileRecord{Entry: f.entry.serial, Serial: f.serial, Name: f.name, Arena: f.kind == arena, Huge: f.huge}
 }
+
+func (f *File) passed(fd int) Passed { return Passed{f.record(), fd, fd != f.fd} }
 
 // Adoption is an entry or a staging of another daemon, checked, with its own memory in the store that made it.
 type Adoption struct {
@@ -135,9 +135,15 @@ func (a *Adoption) pack() {
 	s := a.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	arenas := 0
+	for _, f := range a.files {
+		if f.Arena {
+			arenas++
+		}
+	}
 	for i := range a.files {
 		f := &a.files[i]
-		if f.Arena || f.size > slotSize {
+		if f.Arena || f.size > slotSize || !packable(arenas) {
 			continue
 		}
 		if err := s.intoPack(&f.place, f.size); err != nil {

@@ -2,7 +2,6 @@ package store
 
 import (
 	"fmt"
-	"slices"
 	"sort"
 
 	"github.com/dustin/go-humanize"
@@ -132,7 +131,7 @@ func (s *Store) reserveFile(uid uint32) error {
 		return nil
 	}
 	for s.descriptors() >= s.opts.MaxFiles {
-		idle := slices.DeleteFunc(s.evictable(uid), func(e *Entry) bool { return !e.hasMemfds() })
+		idle := s.evictable(uid)
 		if len(idle) == 0 {
 			s.counters.Refused++
 			s.log.Warn("too many files are open, nothing was evicted", "files", s.descriptors(), "max_files", s.opts.MaxFiles)
@@ -154,13 +153,6 @@ func (s *Store) descriptors() int {
 		n += len(s.entries)
 	}
 	return n
-}
-
-// hasMemfds says whether descriptors come back when the entry goes. Its small files have none.
-func (e *Entry) hasMemfds() bool {
-	has := e.store.opts.Keeper != nil
-	e.allFiles(func(f *File) { has = has || !f.packed() })
-	return has
 }
 
 // idle returns the entries that may be evicted, those that are neither pinned nor leased, least recently used first.

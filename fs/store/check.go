@@ -139,7 +139,7 @@ func (s *Store) checkPacked(f *File) error {
 		return err
 	case f.kind != blob || f.entry.state == Staging || f.writers > 0 || f.foreign:
 		return errors.New("must not be packed")
-	case f.fd != s.pack.fd || f.slot > s.pack.end || slices.Contains(s.pack.free, f.slot):
+	case f.fd != s.pack.fd || f.slot > s.pack.end || slices.Contains(s.pack.free, f.slot) || slices.Contains(s.pack.full, f.slot):
 		return fmt.Errorf("slot %d of descriptor %d is not in use", f.slot, f.fd)
 	case f.mem.bytes > slotSize || uint64(f.base())+f.mem.bytes > size || f.mem.holders() != 1:
 		return fmt.Errorf("%d bytes at %d of %d, of %d files", f.mem.bytes, f.base(), size, f.mem.holders())
@@ -148,9 +148,10 @@ func (s *Store) checkPacked(f *File) error {
 }
 
 func (p *pack) check() error {
-	// Besides files, what is being taken over has slots; and slots may be lost.
-	if (p.fd >= 0) != (p.used > 0) || p.used+len(p.free) > int(p.end) {
-		return fmt.Errorf("descriptor %d, %d slots in use and %d free of %d", p.fd, p.used, len(p.free), p.end)
+	// Besides files, what is being taken over has slots.
+	if (p.fd >= 0) != (p.used > 0) || p.used+len(p.free)+len(p.full) != int(p.end) {
+		return fmt.Errorf("descriptor %d, of %d slots %d in use, %d free, %d to be written over", p.fd, p.end, p.used, len(p.free),
+			len(p.full))
 	}
 	return nil
 }

@@ -10,8 +10,9 @@
 // count as draining. An open handle on an arena of a published entry is a lease: an entry with a lease is never
 // evicted to make room.
 //
-// A manifest or structure.pkl of at most 64 KiB takes no memfd of its own once it is published: the pack, one memfd for all
-// of them, has a copy, so that an entry costs a descriptor for each arena and no more. The pack is not sealed. It is never
+// A manifest or structure.pkl of at most 64 KiB gives its memfd up when it is published: the pack, one memfd for all of
+// them, has a copy, so that an entry costs a descriptor for each arena and no more. Not where somebody reads it just then,
+// nor in an entry without arenas. The pack is not sealed. It is never
 // handed out, and the store only reads what is in use of it; others get a sealed copy (Borrow, Keeper).
 //
 // Arenas of several entries may have one memory (Link). Its bytes count once, as cached while an entry has them, and stay

@@ -11,6 +11,9 @@ type Keeper interface {
 	// Keeps says whether it keeps the entry already, as after a restart. It may have a descriptor open for each that it
 	// keeps.
 	Keeps(serial uint64) bool
+	// Lose is called instead of Keep where there are no descriptors to be had; the keeper says so. What a daemon that was
+	// replaced had kept of the entry goes, since nobody would remove it later.
+	Lose(r schema.EntryRecord, files []schema.FileRecord, why error)
 	// Update is called when hits, last use or pin of a kept entry have changed.
 	Update(r schema.EntryRecord)
 	// Forget is called when an entry has left. It is not called for what is left when the store is closed.
@@ -27,7 +30,9 @@ func (s *Store) keep(e *Entry) {
 	}
 	files, release, err := e.lend()
 	if err != nil {
-		s.log.Warn("not in the descriptor store: after a crash this entry is lost", "entry", e.id, "error", err)
+		var records []schema.FileRecord
+		e.allFiles(func(f *File) { records = append(records, f.record()) })
+		s.opts.Keeper.Lose(e.record(), records, err)
 		return
 	}
 	defer release()

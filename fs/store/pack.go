@@ -22,6 +22,7 @@ type pack struct {
 	fd   int      // -1: there is none
 	end  uint32   // the last slot that was ever in use; the first one is 1
 	free []uint32 // those up to end that are empty
+	full []uint32 // those up to end that nobody uses and that could not be emptied
 	used int
 }
 
@@ -36,9 +37,13 @@ func (p *pack) put(from int, size uint64) (slot uint32, err error) {
 			return 0, err
 		}
 	}
-	if n := len(p.free); n > 0 {
-		slot, p.free = p.free[n-1], p.free[:n-1]
-	} else {
+	switch {
+	case len(p.free) > 0:
+		slot, p.free = last(p.free)
+	case len(p.full) > 0:
+		slot, p.full = last(p.full)
+		data = append(data, make([]byte, slotSize-size)...) // over what is left of the file before
+	default:
 		p.end++
 		slot = p.end
 	}
@@ -52,8 +57,9 @@ func (p *pack) put(from int, size uint64) (slot uint32, err error) {
 // slotBase is where a slot begins in the memfd.
 func slotBase(slot uint32) int64 { return (int64(slot) - 1) * slotSize }
 
-// drop empties a slot. Where that fails, the slot is not used again, lest a later file shows bytes of this one
-// behind its end.
+func last(slots []uint32) (uint32, []uint32) { return slots[len(slots)-1], slots[:len(slots)-1] }
+
+// drop empties a slot. Where that fails, its memory stays until a later file is written over all of it.
 func (p *pack) drop(slot uint32) error {
 	if p.used--; p.used == 0 {
 		_ = unix.Close(p.fd) // a memfd has nothing to flush
@@ -61,6 +67,7 @@ func (p *pack) drop(slot uint32) error {
 		return nil
 	}
 	if err := p.os.Fallocate(p.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, slotBase(slot), slotSize); err != nil {
+		p.full = append(p.full, slot)
 		return fmt.Errorf("punch a hole: %w", err)
 	}
 	p.free = append(p.free, slot)
@@ -112,6 +119,9 @@ func (s *Store) vacate(at place) {
 // does not get there works as well, at the cost of a descriptor. Only the entry and its commit may refer to them: who
 // has one open reads its memfd without asking the store.
 func (s *Store) packBlobs(e *Entry) {
+	if !packable(len(e.arenas)) {
+		return
+	}
 	for _, f := range e.blobs {
 		if f.mem.bytes > slotSize || f.refs > 2 {
 			continue
@@ -124,6 +134,10 @@ func (s *Store) packBlobs(e *Entry) {
 		s.packed++
 	}
 }
+
+// packable says whether an entry of so many arenas gives the memfds of its small files up. One without arenas would have
+// no descriptor left, and nothing but descriptors bounds how many there are of entries that have next to no bytes.
+func packable(arenas int) bool { return arenas > 0 }
 
 // unpacked returns a sealed memfd with a copy of a packed file, for others to have. The caller closes it.
 func (f *File) unpacked() (int, error) {

@@ -128,7 +128,7 @@ func TestSlotsAreReused(t *testing.T) {
 	}
 }
 
-// A slot that cannot be emptied is not used again.
+// A slot that cannot be emptied is used again all the same, and the next file has nothing of the one before.
 func TestSlotThatIsNotEmptied(t *testing.T) {
 	fx := newFixture(t, 64*mib)
 	fx.fillWith("a", filled(slotSize, 0xff))
@@ -140,9 +140,20 @@ func TestSlotThatIsNotEmptied(t *testing.T) {
 	if !bytes.Contains(fx.log.Bytes(), []byte("the memory of a small file is not given back")) {
 		t.Errorf("log: %s", fx.log)
 	}
-	fx.fillWith("c", filled(10, 3))
-	if fx.pack.end != end+2 {
-		t.Errorf("%d slots, %d before", fx.pack.end, end)
+	c := fx.fillWith("c", filled(10, 3))
+	if fx.pack.end != end || len(fx.pack.full) != 0 {
+		t.Errorf("%d slots, %d before, %d to be written over", fx.pack.end, end, len(fx.pack.full))
+	}
+	for _, name := range []string{ManifestName, StructureName} {
+		data := make([]byte, slotSize)
+		_, err := unix.Pread(fx.pack.fd, data, fx.blob(c, name).base())
+		must(t, err)
+		if bytes.IndexByte(data, 0xff) >= 0 {
+			t.Errorf("bytes of a behind %s of c", name)
+		}
+	}
+	if got := content(t, fx.blob(c, StructureName)); !bytes.Equal(got, filled(10, 3)) {
+		t.Errorf("c has %v", got)
 	}
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from integration import program
+from integration.bench import unpickling
 from integration.checkpoints.configs import SINGLE_FILE, SINGLE_FILE_CONFIG
 
 if TYPE_CHECKING:
@@ -163,12 +164,11 @@ def _import_all() -> None:
     program.import_libraries()
     _import_stable_diffusion()
     _import_llama()
+    unpickling.get_ready()
 
 
 def _unpickled(folder: Path, dtype: torch.dtype) -> Any:
-    from integration.bench.unpickling import read
-
-    return read(folder)
+    return unpickling.read(folder)
 
 
 TENSOR_LOADS = {

@@ -24,7 +24,7 @@ class Opponent:
 
 PLAIN = Opponent('plain', CURRENT)
 OURS = Opponent('overmind-fs', CURRENT, 'overmind-fs')
-# None that anybody uses, but what no cache of this design can be much faster than.
+# None that anybody uses: what a hit is made of, by the means that everybody has.
 UNPICKLER = Opponent('C unpickler and tensors alone', CURRENT, 'unpickled', reader='unpickled')
 PLAIN_OLDER = Opponent('plain (transformers 4.57)', OLDER)
 OURS_OLDER = Opponent('overmind-fs (transformers 4.57)', OLDER, 'overmind-fs')
