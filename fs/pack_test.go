@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -79,13 +78,7 @@ func TestPackedFiles(t *testing.T) {
 // memfds counts the memfds of entries that this process has open.
 func memfds(t *testing.T) int {
 	t.Helper()
-	names, err := filepath.Glob("/proc/self/fd/*")
+	n, err := fstest.Memfds(os.Getpid())
 	must(t, err)
-	n := 0
-	for _, name := range names {
-		if to, err := os.Readlink(name); err == nil && strings.HasPrefix(to, "/memfd:overmind:") {
-			n++
-		}
-	}
 	return n
 }

@@ -82,14 +82,8 @@ func getattr(t *testing.T, path, name string) string {
 // memfds counts the memfds of entries that a process has open.
 func memfds(t *testing.T, pid int) int {
 	t.Helper()
-	names, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	n, err := fstest.Memfds(pid)
 	must(t, err)
-	n := 0
-	for _, name := range names {
-		if to, err := os.Readlink(name); err == nil && strings.HasPrefix(to, "/memfd:overmind:") {
-			n++
-		}
-	}
 	return n
 }
 

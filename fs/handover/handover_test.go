@@ -184,22 +184,28 @@ func TestDamagedEntryIsLeftOut(t *testing.T) {
 	}
 }
 
-func TestRefusalIsTold(t *testing.T) {
-	old, young := pair(t)
-	s := newStore(t)
-	publish(t, s, "a")
-	must(t, s.Freeze(context.Background()))
-	defer s.Thaw()
+// refused has a store hand everything over, which fails, and the other side hears why; the error of the former.
+func refused(t *testing.T, s *store.Store, old, young *net.UnixConn, why string) error {
+	t.Helper()
 	ended := make(chan error)
 	go func() { ended <- Offer(context.Background(), old, s, nil) }()
 	message, _, err := fdpass.Receive(young)
 	must(t, err)
 	must(t, reply(message))
 	h := takeover(t, young, newStore(t), io.Discard)
-	if _, err := h.Collect(context.Background()); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "another takeover") {
+	if _, err := h.Collect(context.Background()); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), why) {
 		t.Errorf("%v", err)
 	}
-	if err := <-ended; !errors.Is(err, store.ErrBusy) {
+	return <-ended
+}
+
+func TestRefusalIsTold(t *testing.T) {
+	old, young := pair(t)
+	s := newStore(t)
+	publish(t, s, "a")
+	must(t, s.Freeze(context.Background()))
+	defer s.Thaw()
+	if err := refused(t, s, old, young, "another takeover"); !errors.Is(err, store.ErrBusy) {
 		t.Error(err)
 	}
 }
@@ -220,16 +226,7 @@ func TestSmallFileCannotBeLent(t *testing.T) {
 	t.Cleanup(s.Close)
 	publish(t, s, "a")
 	full.Store(true)
-	ended := make(chan error)
-	go func() { ended <- Offer(context.Background(), old, s, nil) }()
-	message, _, err := fdpass.Receive(young)
-	must(t, err)
-	must(t, reply(message))
-	h := takeover(t, young, newStore(t), io.Discard)
-	if _, err := h.Collect(context.Background()); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "too many open files") {
-		t.Errorf("%v", err)
-	}
-	if err := <-ended; !errors.Is(err, unix.EMFILE) || !strings.Contains(err.Error(), "hand a over") {
+	if err := refused(t, s, old, young, "too many open files"); !errors.Is(err, unix.EMFILE) || !strings.Contains(err.Error(), "hand a over") {
 		t.Error(err)
 	}
 	full.Store(false)

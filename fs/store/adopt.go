@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 	"unique"
 
@@ -130,24 +131,16 @@ func (a *Adoption) close() {
 	a.files = nil
 }
 
-// pack moves small files into the pack, as a commit does.
+// pack moves small files into the pack, as packBlobs does.
 func (a *Adoption) pack() {
-	s := a.store
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	arenas := 0
-	for _, f := range a.files {
-		if f.Arena {
-			arenas++
-		}
+	if !slices.ContainsFunc(a.files, func(f adopted) bool { return f.Arena }) {
+		return
 	}
+	a.store.mu.Lock()
+	defer a.store.mu.Unlock()
 	for i := range a.files {
-		f := &a.files[i]
-		if f.Arena || f.size > slotSize || !packable(arenas) {
-			continue
-		}
-		if err := s.intoPack(&f.place, f.size); err != nil {
-			s.log.Debug("a small file keeps a memfd of its own", "entry", a.ID, "file", f.Name, "error", err)
+		if f := &a.files[i]; !f.Arena {
+			a.store.toPack(a.ID, f.Name, &f.place, f.size)
 		}
 	}
 }

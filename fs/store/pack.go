@@ -90,18 +90,20 @@ func (p place) base() int64 {
 	return slotBase(p.slot)
 }
 
-// intoPack copies a file from its own sealed memfd into the pack, and closes the memfd. On error it stays as it is.
-func (s *Store) intoPack(at *place, size uint64) error {
+// toPack moves a file from its own sealed memfd into the pack, and closes the memfd, if it is small. Whether it did: what
+// does not get there works as well, at the cost of a descriptor.
+func (s *Store) toPack(entry, file string, at *place, size uint64) bool {
 	if size > slotSize {
-		return fmt.Errorf("%w: %d bytes", ErrTooLarge, size)
+		return false
 	}
 	slot, err := s.pack.put(at.fd, size)
 	if err != nil {
-		return err
+		s.log.Debug("a small file keeps a memfd of its own", "entry", entry, "file", file, "error", err)
+		return false
 	}
 	_ = unix.Close(at.fd)
 	*at = place{fd: s.pack.fd, slot: slot}
-	return nil
+	return true
 }
 
 // vacate frees the memory at a place, or this descriptor on it. The caller has s.mu.
@@ -115,29 +117,20 @@ func (s *Store) vacate(at place) {
 	}
 }
 
-// packBlobs moves the small files of a published entry, whose memfds are sealed and were checked, into the pack. What
-// does not get there works as well, at the cost of a descriptor. Only the entry and its commit may refer to them: who
-// has one open reads its memfd without asking the store.
+// packBlobs moves the small files of a published entry, whose memfds are sealed and were checked, into the pack. Only the
+// entry and its commit may refer to them: who has one open reads its memfd without asking the store. An entry without
+// arenas keeps its memfds: nothing but descriptors bounds how many there are of entries that have next to no bytes.
 func (s *Store) packBlobs(e *Entry) {
-	if !packable(len(e.arenas)) {
+	if len(e.arenas) == 0 {
 		return
 	}
 	for _, f := range e.blobs {
-		if f.mem.bytes > slotSize || f.refs > 2 {
-			continue
+		if f.refs <= 2 && s.toPack(e.id, f.name, &f.place, f.mem.bytes) {
+			f.foreign = false // sealed: nobody changes its size any more
+			s.packed++
 		}
-		if err := s.intoPack(&f.place, f.mem.bytes); err != nil {
-			s.log.Debug("a small file keeps a memfd of its own", "entry", e.id, "file", f.name, "error", err)
-			continue
-		}
-		f.foreign = false // sealed: nobody changes its size any more
-		s.packed++
 	}
 }
-
-// packable says whether an entry of so many arenas gives the memfds of its small files up. One without arenas would have
-// no descriptor left, and nothing but descriptors bounds how many there are of entries that have next to no bytes.
-func packable(arenas int) bool { return arenas > 0 }
 
 // unpacked returns a sealed memfd with a copy of a packed file, for others to have. The caller closes it.
 func (f *File) unpacked() (int, error) {

@@ -96,6 +96,19 @@ func TestSmallFilesArePacked(t *testing.T) {
 	fx.fillWith("c", filled(10, 3)) // it begins anew
 }
 
+// wantClean looks for the bytes of a file of 0xff in the slots of an entry.
+func (fx *fixture) wantClean(e *Entry) {
+	fx.t.Helper()
+	for _, name := range []string{ManifestName, StructureName} {
+		data := make([]byte, slotSize)
+		_, err := unix.Pread(fx.pack.fd, data, fx.blob(e, name).base())
+		must(fx.t, err)
+		if bytes.IndexByte(data, 0xff) >= 0 {
+			fx.t.Errorf("bytes of another entry in the slot of %s", name)
+		}
+	}
+}
+
 // A slot gives its memory back, and what comes into it next has nothing of what was there.
 func TestSlotsAreReused(t *testing.T) {
 	fx := newFixture(t, 64*mib)
@@ -115,14 +128,7 @@ func TestSlotsAreReused(t *testing.T) {
 	if !slot[base] || fx.pack.end != end {
 		t.Errorf("slots %v of %d, want that at %d", slot, fx.pack.end, base)
 	}
-	for at := range slot {
-		data := make([]byte, slotSize)
-		_, err := unix.Pread(fx.pack.fd, data, at)
-		must(t, err)
-		if bytes.IndexByte(data, 0xff) >= 0 {
-			t.Errorf("bytes of a in the slot at %d", at)
-		}
-	}
+	fx.wantClean(c)
 	if got := content(t, fx.blob(c, StructureName)); !bytes.Equal(got, filled(10, 3)) {
 		t.Errorf("c has %v", got)
 	}
@@ -144,14 +150,7 @@ func TestSlotThatIsNotEmptied(t *testing.T) {
 	if fx.pack.end != end || len(fx.pack.full) != 0 {
 		t.Errorf("%d slots, %d before, %d to be written over", fx.pack.end, end, len(fx.pack.full))
 	}
-	for _, name := range []string{ManifestName, StructureName} {
-		data := make([]byte, slotSize)
-		_, err := unix.Pread(fx.pack.fd, data, fx.blob(c, name).base())
-		must(t, err)
-		if bytes.IndexByte(data, 0xff) >= 0 {
-			t.Errorf("bytes of a behind %s of c", name)
-		}
-	}
+	fx.wantClean(c)
 	if got := content(t, fx.blob(c, StructureName)); !bytes.Equal(got, filled(10, 3)) {
 		t.Errorf("c has %v", got)
 	}

@@ -37,7 +37,7 @@ PARTS = ('times', 'restart', 'memory', 'storages', 'crowd', 'daemon')
 QUICK_PARTS = ('times', 'memory', 'crowd', 'daemon')
 # With --quick: the workloads of which a comparison with the other environments is promised, and all readers on one.
 _QUICK = {
-    PLAIN: 'all', OURS: 'all', UNPICKLER: 'a a-models c h', PLAIN_OLDER: 'a', OURS_OLDER: 'a', THEIRS: 'a c f',
+    **dict.fromkeys((PLAIN, OURS, UNPICKLER), 'all'), PLAIN_OLDER: 'a', OURS_OLDER: 'a', THEIRS: 'a c f',
     **dict.fromkeys(READERS, 'c'),
 }  # fmt: skip
 _NODE = 'overmind-fs, OVERMIND_DROP_SOURCES=1'

@@ -112,7 +112,7 @@ def line(workload: Workload, opponent: Opponent, folder: Path) -> list[str]:
 def suits(workload: Workload, opponent: Opponent) -> bool:
     """Readers of files are for workloads whose tensors they can read; the names in the files of (a) are not unique."""
     if opponent is UNPICKLER:
-        return workload.letter in ('a', 'a-models', 'c', 'h')  # the other graphs are one of these, or of bitsandbytes
+        return workload.lazy  # the other graphs are one of these, or have tensors of bitsandbytes
     if not opponent.reader:
         return workload.compared or opponent.environment is CURRENT
     kinds = workload.tensors.split()
